@@ -1,0 +1,23 @@
+"""Veil keeps the action and loses the person: video anonymization that is measured by attacking it."""
+
+__version__ = "0.1.0"
+
+from veil.core import Anonymizer, Frames, Region, Veiled, VeilError, to_clip, to_frames
+from veil.methods import ANONYMIZERS, make
+from veil.pipeline import anonymize_video
+from veil.report import Report
+
+__all__ = [
+    "ANONYMIZERS",
+    "Anonymizer",
+    "Frames",
+    "Region",
+    "Report",
+    "VeilError",
+    "Veiled",
+    "__version__",
+    "anonymize_video",
+    "make",
+    "to_clip",
+    "to_frames",
+]

@@ -1,0 +1,256 @@
+"""The command line: one verb, one function; its types and docstring are its help."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import veil
+from veil.core import VeilError
+from veil.files import plan
+from veil.methods import ANONYMIZERS, DEFAULT, make, parameters
+from veil.methods import Parameter as Described
+from veil.nn import weights
+from veil.pipeline import anonymize_video
+from veil.video import Codec
+
+app = App(name="veil", help="Veil keeps the action and loses the person.", version=veil.__version__)
+out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+@app.command
+def anonymize(
+    inputs: list[str],
+    /,
+    *,
+    output: Annotated[str, Parameter(name=["--output", "-o"])],
+    method: str = DEFAULT,
+    region: Literal["face", "person", "frame"] | None = None,
+    audio: Literal["drop", "keep"] = "drop",
+    codec: Codec = "h264",
+    quality: int | None = None,
+    report: str | None = None,
+    preview: str | None = None,
+    overwrite: Flag = False,
+    salvage: Flag = False,
+) -> int:
+    """Hide who is in a video, and keep what they do.
+
+    Every input becomes one output of the same length, timing and size, without sound or metadata. If anything goes
+    wrong, nothing is written.
+
+    Parameters
+    ----------
+    inputs
+        Videos, pictures, folders, the number of a camera, or the URL of a stream (Ctrl-C ends it and keeps the file).
+    output
+        The file to write (.mp4, .mov or .mkv; a picture's ending for a picture), or a folder where there are
+        several inputs.
+    method
+        NAME, NAME:preset or NAME:key=value,… as `veil list` shows them.
+    region
+        What the method changes.
+    audio
+        Voices identify people, so the sound is dropped unless it is kept.
+    codec
+        ffv1 loses nothing and needs .mkv.
+    quality
+        Constant rate factor: lower is better and larger [23 for h264, 28 for h265].
+    report
+        JSON file that says for every frame what was hidden (a folder, where there are several inputs).
+    preview
+        Picture with frames of the anonymized video (a folder, where there are several inputs).
+    overwrite
+        Replace outputs that exist.
+    salvage
+        Where frames of a damaged video cannot be decoded, go on without them instead of refusing the video.
+    """
+    anonymizer = make(method, region=region)
+    jobs = plan(inputs, output, codec)
+    single = len(jobs) == 1 and jobs[0].target == Path(output)
+    failed = 0
+    for number, job in enumerate(jobs):
+        words = f"{number + 1} of {len(jobs)}" if len(jobs) > 1 else "anonymizing"
+        try:
+            if not single:
+                for folder in (output, report, preview):
+                    if folder:
+                        (Path(folder) / job.target.relative_to(output)).parent.mkdir(
+                            parents=True, exist_ok=True
+                        )
+            with _bar(words) as progress:
+                result = anonymize_video(
+                    job.source,
+                    job.target,
+                    anonymizer,
+                    audio=audio,
+                    codec=codec,
+                    quality=quality,
+                    overwrite=overwrite,
+                    salvage=salvage,
+                    progress=progress,
+                    report=_beside(report, ".json", job.target, None if single else output),
+                    preview=_beside(preview, ".jpg", job.target, None if single else output),
+                )
+            out.print(result.sentence(), markup=False)
+        except VeilError as error:
+            if single:
+                raise
+            failed += 1
+            _say(error)
+        except OSError as error:
+            _say(VeilError(f"{error.filename or job.target} cannot be written: {error.strerror or error}."))
+            failed += 1
+    if failed and not single:
+        _say(f"{failed} of {len(jobs)} inputs failed.")
+    return 2 if failed else 0
+
+
+@app.command(name="list")
+def list_() -> int:
+    """Show the methods with their parameters, defaults and meaning."""
+    told = {name: parameters(kind) for name, kind in ANONYMIZERS.items()}
+    every = [{(p.name, p.type, p.meaning) for p in parameters} for parameters in told.values()]
+    shared = set.intersection(*every)
+    for name, kind in ANONYMIZERS.items():
+        default = " (the default)" if name == DEFAULT else ""
+        out.print(f"[bold]{name}[/]{default}  {(kind.__doc__ or '').splitlines()[0]}")
+        for preset, values in getattr(kind, "PRESETS", {}).items():
+            out.print(
+                f"    {name}:{preset} is {', '.join(f'{k}={v:g}' for k, v in values.items())}", markup=False
+            )
+        own = [p for p in told[name] if (p.name, p.type, p.meaning) not in shared or p.name == "region"]
+        _table(own)
+    out.print("[bold]all of them[/]")
+    _table([p for p in told[DEFAULT] if (p.name, p.type, p.meaning) in shared and p.name != "region"])
+    return 0
+
+
+def _table(rows: list[Described]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 4))
+    for row in rows:
+        default = "" if row.default is None else f"={row.default}"
+        table.add_row(f"{row.name}{default}", row.type, row.meaning.replace("[", "\\["))
+    out.print(table)
+
+
+@app.command
+def demo(
+    *, output: Annotated[str, Parameter(name=["--output", "-o"])] = "veil-demo", method: str = DEFAULT
+) -> int:
+    """Anonymize the sample that comes with Veil: a camera that moves over a photograph of an astronaut.
+
+    Parameters
+    ----------
+    output
+        The folder to write to; what an earlier demo left there is replaced.
+    method
+        As for `veil anonymize`.
+    """
+    from veil.demo import run_demo
+
+    with _bar("anonymizing") as progress:
+        result = run_demo(Path(output), make(method), progress)
+    out.print(result.report.sentence(), markup=False)
+    out.print(f"video:        {result.video}\nside by side: {result.picture}", markup=False)
+    return 0
+
+
+@app.command
+def doctor() -> int:
+    """Say what is installed, which weights and devices are at hand, what is missing and how to get it."""
+    from veil.doctor import examine
+
+    healthy = True
+    for check in examine():
+        mark = {"good": "[green]✓[/]", "optional": "[yellow]-[/]", "bad": "[red]✗[/]"}[check.state]
+        out.print(f"{mark} {check.what:<24} ", end="")
+        out.print(check.says, markup=False)
+        healthy &= check.state != "bad"
+    return 0 if healthy else 2
+
+
+@app.command
+def fetch(name: str, /) -> int:
+    """Download weights from their hub, check them, and keep them for this user.
+
+    Parameters
+    ----------
+    name
+        One of the weights that `veil doctor` lists.
+    """
+    if name not in weights.WEIGHTS:
+        raise VeilError(f"there are no weights '{name}': choose one of {', '.join(weights.WEIGHTS)}.")
+    out.print(str(weights.fetch(name)), markup=False)
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 when all went well, 2 when the input was bad."""
+    stopped: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        stopped.append(number)
+        sys.exit(128 + number)  # leaves every `with` on the way out, so that drafts are removed
+
+    for name in ("SIGTERM", "SIGHUP"):
+        if number := getattr(signal, name, None):
+            signal.signal(number, stop)
+    try:
+        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except (VeilError, CycloptsError) as error:
+        _say(error)
+        code = 2
+    except KeyboardInterrupt:
+        _say("interrupted; the video at hand was not written.")
+        code = 130
+    except Exception:
+        if not stopped:
+            raise
+        code = 128 + stopped[0]  # a library made another error of the exit that it was interrupted by
+    sys.exit(code)
+
+
+def _beside(place: str | None, suffix: str, target: Path, root: str | None) -> Path | None:
+    """Where the report or preview of a video goes: the named file, or its mirror in the named folder."""
+    if place is None or root is None:
+        return Path(place) if place else None
+    mirror = Path(place) / target.relative_to(root)
+    return mirror.with_name(mirror.name + suffix)
+
+
+@contextmanager
+def _bar(words: str) -> Iterator[Any]:
+    """A progress bar on the terminal; yields what `anonymize_video` calls."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+    )
+    with Progress(
+        *columns, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal
+    ) as bar:
+        task = bar.add_task(words, total=None, rate="")
+
+        def show(done: int, total: int | None) -> None:
+            elapsed = bar.tasks[0].elapsed or 0
+            bar.update(
+                task, completed=done, total=total, rate=f"{done / elapsed:.0f} frames/s" if elapsed else ""
+            )
+
+        yield show
+
+
+def _say(error: object) -> None:
+    err.print(f"veil: {error}", markup=False, style="red" if err.is_terminal else None)

@@ -1,0 +1,89 @@
+"""What an anonymizer is, and the two forms in which video is held.
+
+*frames*   ``(T, H, W, 3)`` uint8 numpy array, RGB: what is decoded, hidden and encoded.
+*clip*     ``(B, 3, T, H, W)`` float torch tensor in [0, 1]: what networks see.
+
+Frames cross the whole video path, so that anonymizing with filters or ONNX models never has to load torch;
+`to_clip` and `to_frames` are the only places where one becomes the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Frames = npt.NDArray[np.uint8]
+Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels; x1 and y1 are exclusive
+
+
+class VeilError(Exception):
+    """A user's mistake or a bad input: one sentence that says what is wrong, with which value, and what to do."""
+
+
+class Region(NamedTuple):
+    """One place in one frame that was hidden, and why."""
+
+    kind: str
+    box: Box
+    score: float
+    how: Literal["found", "bridged", "extended"]
+    track: int
+
+
+class Veiled(NamedTuple):
+    """A few consecutive frames after anonymization, and what was hidden in each."""
+
+    frames: Frames  # (T, H, W, 3)
+    regions: list[tuple[Region, ...]] | None  # one entry a frame; None: the whole of every frame was changed
+
+
+class Anonymizer(ABC):
+    """Frames in, safer frames out.
+
+    Laws, tested for every registered anonymizer: shape and range are kept; the input is not touched; how a video
+    is cut into windows makes no difference; ``type(a)(**a.params())`` does the same as ``a``; what happens to one
+    video never depends on another.
+    """
+
+    @abstractmethod
+    def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
+        """Anonymize one video, given as consecutive windows.
+
+        Every frame comes out once and in order, but may come out in other groups and later than it went in.
+        State that crosses windows lives in this generator, so that one anonymizer serves many videos at once.
+        """
+
+    def __call__(self, clip: Tensor) -> Tensor:
+        """Anonymize each video of a clip ``(B, 3, T, H, W)``; what comes back is exactly what a file would hold."""
+        import torch
+
+        videos = [np.concatenate([v.frames for v in self.stream([to_frames(video)])]) for video in clip]
+        return torch.stack([to_clip(frames) for frames in videos]).to(clip)
+
+    def params(self) -> dict[str, Any]:
+        """The constructor's arguments, from which the same anonymizer can be built again."""
+        if dataclasses.is_dataclass(self):
+            return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        raise TypeError(f"{type(self).__name__} is no dataclass and must say its own params")
+
+
+def to_clip(frames: Frames) -> Tensor:
+    """Frames ``(T, H, W, 3)`` as one video of a clip, ``(3, T, H, W)`` float in [0, 1]."""
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(frames)).permute(3, 0, 1, 2).float().div_(255)
+
+
+def to_frames(video: Tensor) -> Frames:
+    """One video of a clip, ``(3, T, H, W)`` in [0, 1], as frames ``(T, H, W, 3)``, rounded to 8 bits."""
+    if video.ndim != 4 or video.shape[0] != 3:
+        raise ValueError(f"one video of a clip is (3, T, H, W), got {tuple(video.shape)}")
+    return video.detach().mul(255).round_().clamp_(0, 255).byte().permute(1, 2, 3, 0).cpu().numpy()

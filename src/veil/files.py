@@ -1,0 +1,87 @@
+"""Which files go in and where they come out, for one input or many."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from veil.core import VeilError
+from veil.video import OUTPUT_SUFFIXES, Codec, is_image, is_video
+
+
+class Job(NamedTuple):
+    """One thing to anonymize, and the file to write."""
+
+    source: str
+    target: Path
+
+
+def plan(inputs: list[str], output: str, codec: Codec = "h264") -> list[Job]:
+    """Pair every input with its output; folders are walked, and their inside is mirrored in the output folder.
+
+    One input that is no folder may name its output file; anything else needs an output folder, which need not exist.
+    """
+    out = Path(output)
+    folders = [name for name in inputs if Path(name).is_dir()]
+    into = output.endswith(("/", os.sep)) or out.is_dir()
+    if len(inputs) == 1 and not folders and not into:
+        return [Job(inputs[0], out)]
+    if out.exists() and not out.is_dir():
+        raise VeilError(f"{out} is a file, and several outputs need a folder: name a folder with -o.")
+    found: list[tuple[str, Path]] = []  # a source and its place below the output folder
+    for name in inputs:
+        if name in folders:
+            found += [(str(path), path.relative_to(name)) for path in _walk(Path(name), out)]
+        else:
+            found.append((name, Path(_file_name(name))))
+    places = [_renamed(place, codec) for _, place in found]
+    often = Counter(places)
+    # a.avi and a.mov would both become a.mp4; then both keep their whole name.
+    jobs = [
+        Job(source, out / (place if often[place] == 1 else place.with_name(old.name + place.suffix)))
+        for (source, old), place in zip(found, places, strict=True)
+    ]
+    twice = [target for target, count in Counter(job.target for job in jobs).items() if count > 1]
+    if twice:
+        raise VeilError(
+            f"two inputs would both be written to {twice[0]}: rename one, or anonymize them separately."
+        )
+    return jobs
+
+
+def _walk(folder: Path, out: Path) -> list[Path]:
+    """The videos and stills below a folder, except hidden ones and those in the output folder."""
+
+    def refuse(error: OSError) -> None:
+        raise VeilError(f"the folder {error.filename} cannot be read: {error.strerror}.")
+
+    found = []
+    for here, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(
+            f for f in folders if not f.startswith(".") and (Path(here) / f).resolve() != out.resolve()
+        )
+        found += [Path(here) / name for name in sorted(names) if not name.startswith(".")]
+    found = [path for path in found if is_video(path) or is_image(path)]
+    if not found:
+        raise VeilError(f"the folder {folder} holds no video and no picture: name a folder that does.")
+    return found
+
+
+def _file_name(source: str) -> str:
+    """The file name under which a source is kept in an output folder."""
+    if source.isdecimal() and not Path(source).exists():
+        return f"camera{source}.mp4"
+    if "://" in source:
+        last = re.sub(r"[?#].*", "", source).rstrip("/").rpartition("/")[2]
+        return re.sub(r"[^\w.-]", "_", last) or "stream"
+    return Path(source).name
+
+
+def _renamed(place: Path, codec: Codec) -> Path:
+    if is_image(place):
+        return place
+    suffixes = OUTPUT_SUFFIXES[codec]
+    return place if place.suffix.lower() in suffixes else place.with_suffix(suffixes[0])

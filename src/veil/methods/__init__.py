@@ -1,0 +1,107 @@
+"""The anonymizers by name, and how a name with parameters becomes one."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from veil.core import Anonymizer, VeilError
+from veil.methods.filters import Blacken, Blur, Downsample, Mask, Pixelate
+
+ANONYMIZERS: dict[str, type[Anonymizer]] = {
+    "blacken": Blacken,
+    "mask": Mask,
+    "blur": Blur,
+    "pixelate": Pixelate,
+    "downsample": Downsample,
+}
+DEFAULT = "blacken"
+
+
+class Parameter(NamedTuple):
+    """One parameter of a method, as its type tells it."""
+
+    name: str
+    type: str
+    default: Any
+    meaning: str
+
+
+def make(spec: str = DEFAULT, **more: Any) -> Anonymizer:
+    """The anonymizer that ``NAME``, ``NAME:preset`` or ``NAME:key=value,…`` names; `more` overrides its parameters.
+
+    >>> make("blur:weak").params()["kernel"]
+    13
+    >>> make("pixelate:block=8", region="frame").params()["region"]
+    'frame'
+    """
+    name, _, rest = spec.partition(":")
+    if name not in ANONYMIZERS:
+        raise VeilError(
+            f"there is no method '{name}'{nearest(name, ANONYMIZERS)}; `veil list` shows them all."
+        )
+    kind = ANONYMIZERS[name]
+    known = [parameter.name for parameter in parameters(kind)]
+    given: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            presets: dict[str, dict[str, Any]] = getattr(kind, "PRESETS", {})
+            if key not in presets:
+                choice = f"its presets are {', '.join(presets)}" if presets else "it has no presets"
+                raise VeilError(
+                    f"method '{name}' has no preset '{key}' ({choice}): write key=value to set a parameter."
+                )
+            given |= presets[key]
+        elif key in known:
+            given[key] = value
+        else:
+            raise VeilError(
+                f"method '{name}' has no parameter '{key}'{nearest(key, known)}; it has {', '.join(known)}."
+            )
+    for key, value in more.items():
+        if value is None:
+            continue
+        if key not in known:
+            raise VeilError(f"method '{name}' has no parameter '{key}'; it has {', '.join(known)}.")
+        given[key] = value
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+        where = f"{first['loc'][0]}={first['input']} " if first["loc"] else ""
+        raise VeilError(f"method '{name}': {where}{message}.") from error
+
+
+def parameters(kind: type[Anonymizer]) -> list[Parameter]:
+    """The parameters of a method, its own before those it shares."""
+    hints = get_type_hints(kind, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    own = [name for name in fields if name in kind.__annotations__]
+    found = []
+    for name in [*own, *(name for name in fields if name not in own)]:
+        hint, *notes = get_args(hints[name])
+        meaning = next((note.description for note in notes if isinstance(note, FieldInfo)), "")
+        found.append(Parameter(name, _plain(hint), fields[name].default, meaning or ""))
+    return found
+
+
+def _plain(hint: Any) -> str:
+    if isinstance(hint, type):
+        return {"int": "whole number", "float": "number", "str": "text"}.get(hint.__name__, hint.__name__)
+    words = [
+        _plain(arg) if not isinstance(arg, str) else arg for arg in get_args(hint) if arg is not type(None)
+    ]
+    return " | ".join(words) if get_origin(hint) else str(hint)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """ ", did you mean …?" where one of the known words is close to the given one."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f", did you mean '{close[0]}'?" if close else ""

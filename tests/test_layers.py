@@ -1,0 +1,60 @@
+"""Imports point only up this list, and a filter runs without torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import veil
+
+ORDER = [
+    "core",
+    "draft",
+    "video",
+    "nn.weights",
+    "nn.onnx",
+    "nn.flow",
+    "nn.tracks",
+    "nn.people",
+    "methods.filters",
+    "methods",
+    "report",
+    "pipeline",
+    "files",
+    "demo",
+    "doctor",
+    "cli",
+    "__main__",
+]
+SOURCE = Path(veil.__file__).parent
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "veil":
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("veil.")}
+    return {name.removeprefix("veil").removeprefix(".") for name in found}
+
+
+def test_imports_point_up():
+    files = {name_of(path): path for path in SOURCE.rglob("*.py")}
+    modules = {name: path for name, path in files.items() if name not in ("", "nn")}
+    assert sorted(modules) == sorted(ORDER)
+    for name, path in modules.items():
+        wrong = [used for used in imported(path) if used in ORDER and ORDER.index(used) >= ORDER.index(name)]
+        assert not wrong, f"{name} imports {wrong}"
+
+
+def test_anonymizing_with_a_filter_never_loads_torch():
+    code = (
+        "import sys, veil, veil.cli; list(veil.make('blacken').stream([])); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

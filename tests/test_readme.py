@@ -1,0 +1,54 @@
+"""Every command and example in the README runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import clips
+from conftest import ROOT, veil
+from veil.demo import sample
+
+README = (ROOT / "README.md").read_text()
+COMMANDS = [
+    line for block in re.findall(r"```console\n(.*?)```", README, re.S) for line in block.splitlines()
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A folder with the files that the README speaks of."""
+    home = tmp_path_factory.mktemp("home")
+    clips.video(home / "visit.mp4", sample(20, (160, 120)), sound="aac")
+    (home / "ward").mkdir()
+    (home / "ward" / "one.mp4").write_bytes((home / "visit.mp4").read_bytes())
+    Image.fromarray(sample(1)[0]).save(home / "portrait.png")
+    return home
+
+
+def test_set_up_is_two_commands_and_ci_calls_them():
+    assert COMMANDS[:2] == ["pip install . && veil demo", "pip install -e '.[dev]' && pytest -n auto"]
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert "-e '.[dev]'" in ci and "\nveil demo" in ci and "\npytest -n auto" in ci
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("veil ")])
+def test_command(command, home):
+    result = veil(*command.split()[1:], cwd=home)
+    assert result.returncode == 0, result.stderr
+
+
+def test_python_examples(home):
+    for code in re.findall(r"```python\n(.*?)```", README, re.S):
+        done = subprocess.run([sys.executable, "-c", code], cwd=home, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_picture_is_there():
+    for path in re.findall(r"!\[.*?\]\((.*?)\)", README) + re.findall(
+        r"\]\(((?:docs|bench|CONTRIBUTING)[^)]*)\)", README
+    ):
+        assert (ROOT / path).exists(), path

@@ -1,0 +1,68 @@
+"""Weights are found in the right place, checked, fetched only when asked, and never loaded when they are wrong."""
+
+import hashlib
+
+import pytest
+
+from veil.core import VeilError
+from veil.nn import weights
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A table with one entry, whose hub is a local folder."""
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    (hub / "own.onnx").write_bytes(b"weights")
+    entry = weights.Weights(
+        "own.onnx",
+        hashlib.sha256(b"weights").hexdigest(),
+        7,
+        "MIT",
+        "finds people",
+        url=(hub / "own.onnx").as_uri(),
+    )
+    monkeypatch.setattr(weights, "WEIGHTS", {"own": entry})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(weights.FOLDER_VARIABLE, str(tmp_path / "folder"))
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+def test_absent_weights_name_the_remedy_and_nothing_is_fetched(own):
+    with pytest.raises(VeilError, match=r"veil fetch own.*VEIL_WEIGHTS"):
+        weights.find("own")
+    assert not (own / "cache").exists()
+
+
+def test_fetched_once_checked_and_kept(own):
+    path = weights.fetch("own")
+    assert path.read_bytes() == b"weights" and path == weights.find("own")
+    (own / "hub" / "own.onnx").unlink()
+    assert weights.fetch("own") == path
+
+
+def test_the_users_folder_comes_first(own):
+    weights.fetch("own")
+    (own / "folder" / "own.onnx").write_bytes(b"weights")
+    assert weights.find("own") == own / "folder" / "own.onnx"
+
+
+def test_a_wrong_file_is_refused_and_not_kept(own):
+    (own / "hub" / "own.onnx").write_bytes(b"evil")
+    with pytest.raises(VeilError, match="SHA-256"):
+        weights.fetch("own")
+    assert list((own / "cache" / "veil" / "weights").iterdir()) == []
+    (own / "folder" / "own.onnx").write_bytes(b"evil")
+    with pytest.raises(VeilError, match="SHA-256"):
+        weights.find("own")
+
+
+def test_a_hub_out_of_reach(own):
+    (own / "hub" / "own.onnx").unlink()
+    with pytest.raises(VeilError, match="could not be fetched"):
+        weights.fetch("own")
+
+
+def test_the_real_face_weights_come_with_a_package():
+    assert weights.find("centerface").name == "centerface.onnx"
