@@ -122,5 +122,5 @@ def test_the_summary_is_read_by_people(tmp_path):
     }
     report = veil.Report(**base, frames=10, lost=2, tracks=1, nothing_found=[(2, 4), (9, 9)])  # type: ignore[arg-type]
     assert report.frames_without == 4
-    assert "hidden in 6" in report.sentence() and "2 more could not be decoded" in report.sentence()
+    assert "hidden in 6 of them" in report.sentence() and "2 more could not be decoded" in report.sentence()
     assert "does not mean that nothing is there" in report.sentence()

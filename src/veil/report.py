@@ -50,18 +50,23 @@ class Report:
 
     def sentence(self) -> str:
         """The summary for people."""
-        kind = self.params.get("region", "frame")
+        thing = self.params.get("region", "region")
         pictures = f"{self.frames} frame{'s' * (self.frames != 1)}"
         lost = f" ({self.lost} more could not be decoded)" if self.lost else ""
         if self.tracks is None:
             return f"{self.output}: {pictures}{lost}, each changed as a whole by {self.method}."
-        things = {"face": "faces", "person": "people"}.get(kind, kind)
         if self.tracks == 0:
-            return f"{self.output}: {pictures}{lost}, NO {things} found in any of them: nothing was hidden. Look at it."
+            return f"{self.output}: {pictures}{lost}, NO {thing} found in any of them: nothing was hidden. Look at it."
         bare = self.frames_without
-        seen = f"hidden in {self.frames - bare}" if bare else "hidden in every one"
-        note = f"; in {bare} nothing was found, which does not mean that nothing is there" if bare else ""
-        return f"{self.output}: {pictures}{lost}, {things} {seen} by {self.method}{note}."
+        seen = f"{self.frames - bare} of them" if bare else "every one of them"
+        note = (
+            f"; in the other {bare} nothing was found, which does not mean that nothing is there"
+            if bare
+            else ""
+        )
+        return (
+            f"{self.output}: {pictures}{lost}, one {thing} or more hidden in {seen} by {self.method}{note}."
+        )
 
 
 class Tally:

@@ -14,6 +14,7 @@ import math
 import re
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -288,12 +289,10 @@ class _VideoSource:
     ) -> None:
         self.live, self.lost = live, 0
         self._name, self._strict = name, not (live or salvage)
-        options = {} if live else {"protocol_whitelist": "file"}  # a file must not send us elsewhere
         with _told_reading(name, live=live):
             self._container = av.open(
                 url or f"file:{name}",
                 format=driver,
-                container_options=options,
                 metadata_errors="ignore",
                 timeout=_PATIENCE if live else None,
             )
@@ -547,8 +546,10 @@ class _VideoSink:
         self._path, self._info, self._lossless = path, info, codec == "ffv1"
         even = not self._lossless  # yuv420p has one colour for two by two pixels
         width, height = self.size = info.width + (info.width & even), info.height + (info.height & even)
-        self._yuv = np.empty((height, width, 3), np.uint8)
-        self._chroma = np.empty((2, height, width), np.uint8)
+        self._yuv, self._chroma = (
+            np.empty((height, width, 3), np.uint8),
+            np.empty((2, height, width), np.uint8),
+        )
         self._written = 0
         self._belt: _Belt[Window] = _Belt()
         self._source = audio_from if isinstance(audio_from, _VideoSource) else None
@@ -588,9 +589,8 @@ class _VideoSink:
             self._matrix = _to_yuv(color.matrix)
         if codec == "h265":
             coder.options |= {"x265-params": "log-level=none:info=0"}
-            coder.codec_tag = (
-                "hvc1" if form != "matroska" else coder.codec_tag
-            )  # Apple's players know no other
+            if form != "matroska":
+                coder.codec_tag = "hvc1"  # Apple's players know no other
         try:
             coder.open()
         except FFmpegError as error:
@@ -603,10 +603,11 @@ class _VideoSink:
         except ArgumentError as error:
             if not self._sounds:
                 raise
-            raise self._refusal(*(copy.name for copy, _ in self._sounds.values())) from error
+            names = {copy.codec_context.codec.canonical_name for copy, _ in self._sounds.values()}
+            raise self._refusal(" or ".join(sorted(names))) from error
 
     def _add_sound(self, sound: AudioStream, form: str) -> None:
-        name = sound.codec_context.name if sound.codec_context else "unknown"
+        name = sound.codec_context.codec.canonical_name if sound.codec_context else "unknown"
         if name == "unknown" or (form == "mp4" and name.startswith("pcm_")):  # allowed now, but not played
             raise self._refusal(name)
         try:
@@ -615,10 +616,9 @@ class _VideoSink:
             raise self._refusal(name) from error
         self._sounds[sound.index] = copy, _Clock(1 / (sound.time_base or Fraction(1, 1000)))
 
-    def _refusal(self, *codecs: str | None) -> VeilError:
-        names = ", ".join(map(str, codecs))
+    def _refusal(self, codec: str) -> VeilError:
         other = "" if self._path.suffix.lower() == ".mkv" else " let its name end in .mkv, or"
-        return VeilError(f"{self._path} cannot hold {names} sound;{other} drop the sound")
+        return VeilError(f"{self._path} cannot hold {codec} sound;{other} drop the sound")
 
     def write(self, frames: Frames, times: Sequence[Time]) -> None:
         _check(self._info, frames, times)
@@ -676,21 +676,23 @@ class _VideoSink:
         """Pixels ``(H, W, 3)`` as the encoder wants them; OpenCV is quicker at it than libswscale by far."""
         width, height = self.size
         frame = VideoFrame(width, height, "bgr0" if self._lossless else "yuv420p")
-        planes = [np.frombuffer(memoryview(p), np.uint8).reshape(p.height, p.line_size) for p in frame.planes]
+        rows = [np.frombuffer(memoryview(p), np.uint8).reshape(p.height, p.line_size) for p in frame.planes]
         if self._lossless:
-            cv2.cvtColor(pixels, cv2.COLOR_RGB2BGRA, planes[0][:, : width * 4].reshape(height, width, 4))
-            return frame
-        if pixels.shape[:2] != (height, width):
-            padding = (0, height - pixels.shape[0]), (0, width - pixels.shape[1]), (0, 0)
-            pixels = np.pad(pixels, padding, mode="edge")
-        blue, red = self._chroma
-        cv2.transform(pixels, self._matrix, self._yuv)
-        cv2.split(self._yuv, [planes[0][:, :width], blue, red])
-        half = width // 2, height // 2
-        cv2.resize(
-            blue, half, planes[1][:, : half[0]], interpolation=cv2.INTER_AREA
-        )  # the mean of two by two
-        cv2.resize(red, half, planes[2][:, : half[0]], interpolation=cv2.INTER_AREA)
+            planes = [rows[0][:, : width * 4].reshape(height, width, 4)]
+            made = [cv2.cvtColor(pixels, cv2.COLOR_RGB2BGRA, planes[0])]
+        else:
+            if pixels.shape[:2] != (height, width):
+                padding = (0, height - pixels.shape[0]), (0, width - pixels.shape[1]), (0, 0)
+                pixels = np.pad(pixels, padding, mode="edge")
+            half = width // 2, height // 2
+            planes = [rows[0][:, :width], rows[1][:, : half[0]], rows[2][:, : half[0]]]
+            yuv = cv2.transform(pixels, self._matrix, self._yuv)
+            luma, *colours = cv2.split(yuv, [planes[0], *self._chroma])
+            means = zip(colours, planes[1:], strict=True)  # of two by two pixels
+            made = [luma, *(cv2.resize(c, half, plane, interpolation=cv2.INTER_AREA) for c, plane in means)]
+        for plane, part in zip(planes, made, strict=True):
+            if part is not plane:  # OpenCV did not write where it was told, where old pixels may lie
+                plane[...] = part
         return frame
 
     def _verify(self) -> None:
@@ -709,16 +711,17 @@ class _StillSource:
     def __init__(self, path: Path) -> None:
         self.live, self.lost = False, 0
         try:
-            with Image.open(path) as image:
+            with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
                 pages = getattr(image, "n_frames", 1)
                 # Phones add to a JPEG what is no page: depth, brightness, a preview. Pillow calls that MPO.
                 if pages > 1 and image.format != "MPO":
                     raise VeilError(f"{path} holds {pages} pictures; save them one by one, or as a video")
                 self._pixels = _still(image)
-        except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-            raise VeilError(
-                f"{path} is no picture that can be read; check that it opens in a viewer"
-            ) from error
+        except VeilError:
+            raise
+        except Exception as error:  # Pillow's readers raise all kinds on strange files
+            said = f"{path} is no picture that can be read; check that it opens in a viewer"
+            raise VeilError(said) from error
         height, width = self._pixels.shape[:2]
         self.info = VideoInfo(width, height, Fraction(1), 1, Fraction(1))
 
