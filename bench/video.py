@@ -4,6 +4,7 @@
 
 The bare loop hands each decoded frame straight to the encoder; Veil's path turns it to RGB and back, keeps the times
 and verifies the file. Target: at least 80 % of the bare loop's rate. The two take turns; the ratio is of medians.
+`cpu_ratio` is that of processor seconds a frame, which other programs on the machine disturb less.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import tempfile
 import time
@@ -65,19 +67,30 @@ def main() -> None:
     ways: dict[str, Callable[[Path, Path], int]] = {"bare": bare, "veil": through_veil}
     for video in arguments.videos:
         rates: dict[str, list[float]] = {name: [] for name in ways}
+        costs: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(arguments.rounds):
             for name, way in ways.items():
                 with tempfile.TemporaryDirectory() as folder:
-                    begun = time.perf_counter()
+                    begun, spent = time.perf_counter(), cpu()
                     frames = way(video, Path(folder) / "out.mp4")
                     rates[name].append(frames / (time.perf_counter() - begun))
+                    costs[name].append((cpu() - spent) / frames)
         middle = {name: statistics.median(values) for name, values in rates.items()}
+        cost = {name: statistics.median(values) for name, values in costs.items()}
         row = {
             "video": video.name,
             "cores": os.cpu_count(),
-            **{f"{k}_fps": round(v, 1) for k, v in middle.items()},
+            "rounds": arguments.rounds,
+            **{f"{name}_fps": round(value, 1) for name, value in middle.items()},
+            "ratio": round(middle["veil"] / middle["bare"], 3),
+            "cpu_ratio": round(cost["bare"] / cost["veil"], 3),
         }
-        print(json.dumps({**row, "ratio": round(middle["veil"] / middle["bare"], 3)}), flush=True)
+        print(json.dumps(row), flush=True)
+
+
+def cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import veil
 
 ORDER = [
     "core",
+    "metrics",
     "draft",
     "video",
     "nn.weights",
@@ -18,6 +19,25 @@ ORDER = [
     "nn.people",
     "methods.filters",
     "methods",
+    "data.sample",
+    "data.labels",
+    "data.listing",
+    "data.splits",
+    "data.frames",
+    "data.augment",
+    "data.clips",
+    "data.attributes",
+    "data.untrimmed",
+    "data.synthetic_motion",
+    "data.synthetic_render",
+    "data.synthetic_people",
+    "data.synthetic_places",
+    "data.synthetic_scenes",
+    "data.synthetic_scripts",
+    "data.synthetic_world",
+    "data.synthetic",
+    "data",
+    "data.check",
     "report",
     "pipeline",
     "files",
@@ -35,13 +55,17 @@ def name_of(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
+    """The modules of veil that a file imports, as they are named in ORDER."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "veil":
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+            package = node.module.removeprefix("veil").removeprefix(".")
+            for alias in node.names:
+                module = f"{package}.{alias.name}".removeprefix(".")
+                found.add(module if module in ORDER else package)
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name.startswith("veil.")}
-    return {name.removeprefix("veil").removeprefix(".") for name in found}
+            found |= {alias.name.removeprefix("veil.") for alias in node.names}
+    return found
 
 
 def test_imports_point_up():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -144,6 +145,86 @@ def _table(rows: list[Described]) -> None:
     out.print(table)
 
 
+data_app = App(name="data", help="Datasets: see whether one is usable, and look at it.")
+app.command(data_app)
+
+
+@data_app.command(name="check")
+def check_(
+    name: str,
+    root: str | None = None,
+    /,
+    *,
+    option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    sheet: str | None = None,
+    json: Flag = False,
+) -> int:
+    """Say what of a dataset is there and what is missing; exit with 0 when it is usable, with 2 when not.
+
+    Parameters
+    ----------
+    name
+        The dataset, such as ucf101 or utd-mhad; a wrong name is answered with the right ones.
+    root
+        The folder that holds it, laid out as its authors publish it. The synthetic world needs none.
+    option
+        KEY=VALUE for its reader, such as split=2 or labels=FOLDER; may be given several times.
+    sheet
+        Picture to write, with some of its samples.
+    json
+        Answer in JSON, with everything that was found.
+    """
+    import json as jsons
+
+    from veil.data.check import check
+
+    options = dict(_pair(text) for text in option)
+    result = check(name, root, sheet=24 if sheet else 6, **options)
+    if json:
+        print(jsons.dumps(result.as_dict(), indent=1))
+    else:
+        out.print("\n".join(result.lines()), markup=False)
+        if result.problem:
+            _say(result.problem)
+    if sheet and result.sheet:
+        result.sheet.save(sheet)
+    return result.exit_code
+
+
+@data_app.command
+def show(
+    name: Literal["synthetic"],
+    /,
+    *,
+    output: Annotated[str, Parameter(name=["--output", "-o"])] = ".",
+    seed: int = 0,
+) -> int:
+    """Write a contact sheet and a video of the synthetic world.
+
+    Parameters
+    ----------
+    name
+        The world to look at.
+    output
+        The folder to write to.
+    seed
+        Another seed is another world.
+    """
+    from veil.data import synthetic
+
+    for path in synthetic.show(Path(output), seed=seed):
+        out.print(str(path), markup=False)
+    return 0
+
+
+def _pair(text: str) -> tuple[str, object]:
+    """KEY=VALUE, the value as a number where it is one."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise VeilError(f"option '{text}' is not of the form KEY=VALUE.")
+    return key, int(value) if value.lstrip("-").isdecimal() else value
+
+
 @app.command
 def demo(
     *, output: Annotated[str, Parameter(name=["--output", "-o"])] = "veil-demo", method: str = DEFAULT
@@ -214,6 +295,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         _say("interrupted; the video at hand was not written.")
         code = 130
+    except BrokenPipeError:  # whoever read the answer has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
     except Exception:
         if not stopped:
             raise

@@ -73,6 +73,8 @@ _LUMA |= dict.fromkeys((2, 5, 6), (0.299, 0.114))
 
 _T = TypeVar("_T")
 
+# Decoder, encoder and detector share the cores already; OpenCV's waiting threads would only spin.
+cv2.setNumThreads(1)
 av.logging.set_level(None)  # libav's own words name files; what a user needs to know is in the VeilError
 
 
@@ -520,7 +522,11 @@ class _VideoSource:
         """The frame as displayed, RGB ``(H, W, 3)``; what is transparent lies on black."""
         clear = frame.format.has_palette or any(part.is_alpha for part in frame.format.components)
         painted = self._painter.reformat(frame, format="rgba" if clear else "rgb24", threads=1)
-        pixels = np.asarray(painted.to_ndarray(), np.uint8)
+        plane, depth = painted.planes[0], 4 if clear else 3
+        shape, strides = (painted.height, painted.width, depth), (plane.line_size, depth, 1)
+        pixels = np.ndarray(
+            shape, np.uint8, memoryview(plane), strides=strides
+        )  # a view: it is copied once, by the caller
         if clear:
             pixels = _on_black(pixels)
         across, mirrored, upended = self._turn
