@@ -3,6 +3,7 @@
     python bench/synthetic.py --rate             frames a second at 112²
     python bench/synthetic.py --learn            accuracies of small networks; minutes on a GPU
     python bench/synthetic.py --learn --quick    the same at 56² on little data, for a CPU
+    python bench/synthetic.py --learn --only gait
 
 Every accuracy is of a held-out test split, at the epoch that was best on the validation split.
 """
@@ -12,31 +13,56 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import types
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+# The world needs torch, numpy and Pillow alone. As bare packages, veil and veil.data import nothing else, so
+# that this also runs on a GPU machine without av, pydantic or OpenCV.
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "veil"
+for name, folder in (("veil", SOURCE), ("veil.data", SOURCE / "data")):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [str(folder)]
 
-from veil.data.synthetic import ACTIONS, ATTRIBUTES, IDENTITIES, LENGTHS, Kind, World, read  # noqa: E402
+from veil.data.synthetic import ACTIONS, ATTRIBUTES, IDENTITIES, LENGTHS, Kind, Truth, World, read  # noqa: E402
 
 
 class Task(NamedTuple):
-    """One thing to learn: frames (N, T, H, W, 3) uint8 of each split, and targets: classes (N,) or attributes (N, A)."""
+    """One thing to learn."""
 
     name: str
+    kind: Kind
+    target: Literal["action", "attributes", "identity"]
+    frames: slice
     chance: float
-    data: dict[str, tuple[Tensor, Tensor]]
-    epochs: int
+    effort: float  # epochs, relative to the others
+
+
+TASKS = (
+    Task("action, from a clip", "clips", "action", slice(None), 1 / len(ACTIONS), 1.5),
+    Task("action, from its first frame", "clips", "action", slice(0, 1), 1 / len(ACTIONS), 1),
+    Task("identity, from a frame of a clip", "clips", "identity", slice(5, 6), 1 / IDENTITIES, 1.5),
+    Task("attributes, from a frame of a clip", "clips", "attributes", slice(5, 6), 0.5, 1),
+    Task("attributes of strangers, from a still", "stills", "attributes", slice(None), 0.5, 1.5),
+    Task("identity, from gait alone", "gait-alike", "identity", slice(None), 1 / IDENTITIES, 3),
+    Task("identity, from a frame of a gait", "gait-alike", "identity", slice(0, 1), 1 / IDENTITIES, 1),
+)
+Data = dict[
+    str, tuple[Tensor, Tensor]
+]  # of each split: frames (N, T, H, W, 3), targets (N,) or (N, ATTRIBUTES)
 
 
 class Block(nn.Module):
-    """Two convolutions and a way round them; in three dimensions, time is halved where space is, from 8 frames on."""
+    """Two convolutions and a way round them, at half the resolution."""
 
-    def __init__(self, conv: type[nn.Conv2d] | type[nn.Conv3d], norm: type[nn.Module], inputs: int, outputs: int) -> None:
+    def __init__(
+        self, conv: type[nn.Conv2d] | type[nn.Conv3d], norm: type[nn.Module], inputs: int, outputs: int
+    ) -> None:
         super().__init__()
         self.a = conv(inputs, outputs, 3, stride=2, padding=1, bias=False)
         self.b = conv(outputs, outputs, 3, padding=1, bias=False)
@@ -55,10 +81,13 @@ class Net(nn.Module):
         super().__init__()
         conv = nn.Conv3d if dims == 3 else nn.Conv2d
         norm = nn.BatchNorm3d if dims == 3 else nn.BatchNorm2d
-        first = ((3, 5, 5), (1, 2, 2), (1, 2, 2)) if dims == 3 else (5, 2, 2)
-        self.stem = nn.Sequential(conv(3, width, *first, bias=False), norm(width), nn.ReLU())
+        if dims == 3:
+            first = nn.Conv3d(3, width, (3, 5, 5), stride=(1, 2, 2), padding=(1, 2, 2), bias=False)
+        else:
+            first = nn.Conv2d(3, width, 5, stride=2, padding=2, bias=False)
+        self.stem = nn.Sequential(first, norm(width), nn.ReLU())
         sizes = (width, 2 * width, 4 * width, 6 * width)
-        self.blocks = nn.Sequential(*(Block(conv, norm, a, b) for a, b in zip(sizes, sizes[1:], strict=False)))
+        self.blocks = nn.Sequential(*(Block(conv, norm, a, b) for a, b in pairwise(sizes)))
         self.head = nn.Linear(sizes[-1], outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,7 +95,7 @@ class Net(nn.Module):
 
 
 def prepare(frames: Tensor, training: bool) -> Tensor:
-    """Frames (B, T, H, W, 3) as a clip in [-1, 1]; in training flipped and shifted, alike for all frames of a video."""
+    """Frames (B, T, H, W, 3) as a clip in [-1, 1], in training flipped and shifted."""
     clip = frames.permute(0, 4, 1, 2, 3).float().div(127.5).sub(1)
     if training:
         size = clip.shape[-1]
@@ -74,7 +103,7 @@ def prepare(frames: Tensor, training: bool) -> Tensor:
         clip = torch.where(flip, clip.flip(4), clip)
         pad = size // 14
         dy, dx = (int(torch.randint(0, 2 * pad + 1, ())) for _ in range(2))
-        clip = F.pad(clip, (pad,) * 4, mode="replicate" if clip.ndim == 4 else "constant")
+        clip = F.pad(clip, (pad,) * 4)
         clip = clip[..., dy : dy + size, dx : dx + size]
     return clip.squeeze(2) if clip.shape[2] == 1 else clip
 
@@ -90,17 +119,17 @@ def accuracy(net: Net, data: tuple[Tensor, Tensor], batch: int) -> Tensor:
     return torch.cat(right).float().mean(0)
 
 
-def learn(task: Task, width: int, batch: int, seed: int = 0) -> Tensor:
+def learn(data: Data, epochs: int, width: int, batch: int, seed: int = 0) -> Tensor:
     """Train a fresh network; the accuracy on test at the epoch that was best on val."""
     torch.manual_seed(seed)
-    frames, target = task.data["train"]
+    frames, target = data["train"]
     outputs = target.shape[1] if target.ndim == 2 else int(target.max()) + 1
     net = Net(3 if frames.shape[1] > 1 else 2, outputs, width).to(frames.device)
-    steps = task.epochs * -(-len(frames) // batch)
+    steps = epochs * -(-len(frames) // batch)
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.2)
     best, found = -1.0, torch.zeros(())
-    for epoch in range(task.epochs):
+    for epoch in range(epochs):
         net.train()
         for part in torch.randperm(len(frames), device=frames.device).split(batch):
             with torch.autocast(frames.device.type, torch.bfloat16, enabled=frames.is_cuda):
@@ -113,60 +142,53 @@ def learn(task: Task, width: int, batch: int, seed: int = 0) -> Tensor:
             loss.backward()
             optimizer.step()
             schedule.step()
-        if epoch >= task.epochs // 2:
-            val = accuracy(net, task.data["val"], batch).mean().item()
+        if epoch >= epochs // 2:
+            val = accuracy(net, data["val"], batch).mean().item()
             if val > best:
-                best, found = val, accuracy(net, task.data["test"], batch)
+                best, found = val, accuracy(net, data["test"], batch)
     return found
 
 
-def gather(kind: Kind, count: int, size: int, device: str) -> dict[str, tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Frames, actions, attributes and identities of each split."""
+def gather(kind: Kind, count: int, size: int, device: str) -> dict[str, tuple[Tensor, Truth]]:
+    """The frames and the truth of each split."""
     world = World(size=size, device=device)
     splits: dict[str, list[int]] = {"train": [], "val": [], "test": []}
     for index, sample in enumerate(read(kind=kind, count=count, size=size).samples):
         splits[sample.split].append(index)
-    found = {}
+    found, at_once = {}, (256 if device == "cpu" else 8192) // LENGTHS[kind]
     for name, indices in splits.items():
-        parts = []
-        for begin in range(0, len(indices), 64):
-            frames, truth = world.render(indices[begin : begin + 64], kind)
-            parts.append((frames, truth.action, truth.attributes, truth.identity))
-        found[name] = tuple(map(torch.cat, zip(*parts, strict=True)))
+        parts = [world.render(indices[i : i + at_once], kind) for i in range(0, len(indices), at_once)]
+        truth = Truth(*map(torch.cat, zip(*(truth for _, truth in parts), strict=True)))
+        found[name] = torch.cat([frames for frames, _ in parts]), truth
     return found
 
 
 def learn_all(device: str, quick: bool, only: str, scale: float) -> None:
-    size, width, batch = (56, 16, 32) if quick else (112, 32, 64)
-    clips = int((100 if quick else 400) * scale) * len(ACTIONS)
-    stills, walks = int((2400 if quick else 16000) * scale), int((320 if quick else 1600) * scale)
-    epochs = 8 if quick else 12
+    size, width, batch, epochs = (56, 16, 32, 8) if quick else (112, 32, 64, 12)
+    counts: dict[Kind, int] = {"clips": 960, "stills": 2400, "gait-alike": 640}
+    if not quick:
+        counts = {"clips": 4800, "stills": 16_000, "gait-alike": 1600}
     begin = time.perf_counter()
-
-    def report(task: Task, names: tuple[str, ...] = ()) -> None:
-        found = learn(task, width, batch)
-        n, seconds = len(task.data["test"][0]), time.perf_counter() - begin
-        print(f"{task.name:34s} {100 * found.mean():5.1f} %  (chance {100 * task.chance:.1f} %, n = {n}, {seconds:.0f} s so far)", flush=True)
-        if names:
-            print("   " + ", ".join(f"{name} {100 * value:.1f}" for name, value in zip(names, found.tolist(), strict=True)))
-
-    if only in ("", "action", "identity"):
-        data = gather("clips", clips, size, device)
-        print(f"painted {clips} clips of {LENGTHS['clips']} frames at {size}² in {time.perf_counter() - begin:.1f} s on {device}")
-        if only != "identity":
-            report(Task("action, from clips", 1 / len(ACTIONS), {k: (v[0], v[1]) for k, v in data.items()}, 2 * epochs))
-            report(Task("action, from the first frame only", 1 / len(ACTIONS), {k: (v[0][:, :1], v[1]) for k, v in data.items()}, epochs))
-        if only != "action":
-            report(Task("identity, from one frame of a clip", 1 / IDENTITIES, {k: (v[0][:, 5:6], v[3]) for k, v in data.items()}, 2 * epochs))
-            report(Task("attributes, from one frame of a clip", 0.5, {k: (v[0][:, 5:6], v[2]) for k, v in data.items()}, epochs), ATTRIBUTES)
-        del data
-    if only in ("", "attributes"):
-        data = gather("stills", stills, size, device)
-        report(Task("attributes of strangers, from stills", 0.5, {k: (v[0], v[2]) for k, v in data.items()}, 2 * epochs), ATTRIBUTES)
-    if only in ("", "gait"):
-        data = gather("gait-alike", walks, size, device)
-        report(Task("identity, from gait alone", 1 / IDENTITIES, {k: (v[0], v[3]) for k, v in data.items()}, 3 * epochs))
-        report(Task("identity, from one frame of a gait", 1 / IDENTITIES, {k: (v[0][:, :1], v[3]) for k, v in data.items()}, epochs))
+    for kind, count in counts.items():
+        tasks = [task for task in TASKS if task.kind == kind and only in task.name]
+        if not tasks:
+            continue
+        painted = time.perf_counter()
+        videos = gather(kind, int(count * scale), size, device)
+        shapes = {name: tuple(frames.shape[:2]) for name, (frames, _) in videos.items()}
+        print(f"{kind} {shapes} at {size}² painted in {time.perf_counter() - painted:.1f} s", flush=True)
+        for task in tasks:
+            data = {
+                name: (frames[:, task.frames], getattr(truth, task.target))
+                for name, (frames, truth) in videos.items()
+            }
+            found, n = learn(data, int(task.effort * epochs), width, batch), len(data["test"][0])
+            seconds = time.perf_counter() - begin
+            print(f"{task.name:38s} {100 * found.mean():5.1f} %", end="  ")
+            print(f"(chance {100 * task.chance:.1f} %, n = {n}, after {seconds:.0f} s)", flush=True)
+            if found.ndim:
+                pairs = zip(ATTRIBUTES, found.tolist(), strict=True)
+                print("    " + ", ".join(f"{name} {100 * value:.1f}" for name, value in pairs), flush=True)
 
 
 def rate(device: str, seconds: float) -> None:
@@ -184,15 +206,20 @@ def rate(device: str, seconds: float) -> None:
             wait()
         spent = time.perf_counter() - begin
         threads = f", {torch.get_num_threads()} threads" if device == "cpu" else ""
-        print(f"{kind:12s} {frames / spent:10.0f} frames/s at 112² on {device}{threads} ({frames} frames)", flush=True)
+        print(
+            f"{kind:12s} {frames / spent:10.0f} frames/s at 112² on {device}{threads} ({frames} frames)",
+            flush=True,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rate", action="store_true", help="measure the frame rate")
     parser.add_argument("--learn", action="store_true", help="train small networks")
     parser.add_argument("--quick", action="store_true", help="56², little data")
-    parser.add_argument("--only", default="", choices=("", "action", "identity", "attributes", "gait"))
+    parser.add_argument("--only", default="", metavar="WORD", help="only tasks with this in their name")
     parser.add_argument("--scale", type=float, default=1.0, help="more or less data")
     parser.add_argument("--seconds", type=float, default=5.0, help="of measuring each rate")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

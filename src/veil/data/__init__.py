@@ -1,0 +1,73 @@
+"""Every dataset by its name; what a sample is stands in `veil.data.sample`."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from veil.core import VeilError
+from veil.data import attributes, clips, untrimmed
+from veil.data.sample import Dataset, Sample, Segment, Split
+
+__all__ = ["DATASETS", "Dataset", "Sample", "Segment", "Split", "read"]
+
+
+def _synthetic(root: Path | None, **options: Any) -> Dataset:
+    from veil.data import synthetic  # needs torch, which the others do not
+
+    return synthetic.read(root, **options)
+
+
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "ucf101": clips.ucf101,
+    "hmdb51": clips.hmdb51,
+    "kinetics400": clips.kinetics400,
+    "kth": clips.kth,
+    "ipn": clips.ipn,
+    "sbu": clips.sbu,
+    "ntu60": clips.ntu60,
+    "toyota-smarthome": clips.toyota_smarthome,
+    "casia-b": clips.casia_b,
+    "utd-mhad": clips.utd_mhad,
+    "ucf-sports": clips.ucf_sports,
+    "vispr": attributes.vispr,
+    "pa-hmdb51": attributes.pa_hmdb51,
+    "vp-ucf101": attributes.vp_ucf101,
+    "vp-hmdb51": attributes.vp_hmdb51,
+    "p-hvu": attributes.p_hvu,
+    "utkface": attributes.utkface,
+    "thumos14": untrimmed.thumos14,
+    "ucf-crime": untrimmed.ucf_crime,
+    "synthetic": _synthetic,
+}
+
+
+def read(name: str, root: Path | str | None = None, **options: Any) -> Dataset:
+    """The dataset of that name, from the folder that holds it; the options are those of its reader."""
+    reader = DATASETS.get(name)
+    if reader is None:
+        near = difflib.get_close_matches(name, DATASETS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(DATASETS)}"
+        raise VeilError(f"there is no dataset {name!r}; {hint}")
+    known = inspect.signature(reader, eval_str=True).parameters
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    for option, value in options.items():
+        if option in known:
+            _check(name, option, value, known[option].annotation)
+        elif not open_ended:
+            choices = ", ".join(key for key in known if key != "root") or "none"
+            raise VeilError(f"{name} has no option {option!r}; it has {choices}")
+    return reader(None if root is None else Path(root), **options)
+
+
+def _check(name: str, option: str, value: object, kind: Any) -> None:
+    """Refuse what an option cannot be: the readers trust their types."""
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        raise VeilError(
+            f"{name} has no {option} {value!r}; choose from {', '.join(map(str, get_args(kind)))}"
+        )
+    if kind in (int, bool) and type(value) is not kind:
+        raise VeilError(f"the option {option} of {name} is {value!r}; it must be of type {kind.__name__}")

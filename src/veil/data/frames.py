@@ -1,0 +1,325 @@
+"""The frames of samples: decoded in parallel, kept on disk, and never in silence when a file is broken.
+
+`read_frames` reads one sample of any kind: a video, a still, a folder of frames, a picture in a zip file,
+or a published depth file. `FrameReader` does so for many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import secrets
+import warnings
+import zipfile
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import lru_cache
+from itertools import groupby, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from veil.core import Frames, VeilError
+from veil.data.sample import Dataset, Sample
+from veil.video import is_image, open_source
+
+_LAYOUT = 1  # of the cache; another number makes every entry anew
+_NAMED = 10  # how many broken files a warning names; all are in `FrameReader.skipped`
+
+
+class SkippedWarning(UserWarning):
+    """Some samples could not be read."""
+
+
+class Read(NamedTuple):
+    """A sample and its frames."""
+
+    sample: Sample
+    frames: Frames  # (T, H, W, 3)
+
+
+def read_frames(sample: Sample) -> Frames:
+    """All frames of a sample ``(T, H, W, 3)``."""
+    _, frames = next(_cut(_path(sample), [sample.span], None, 1))
+    return frames
+
+
+class FrameReader:
+    """Reads the frames of a dataset's samples, smaller and fewer if asked, and the second time from disk.
+
+    A file that cannot be decoded is skipped, stays in ``skipped`` with the reason, and is told in a warning
+    when `each` ends. If nothing at all can be read, that is an error.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        size: int | None = None,
+        every: int = 1,
+        cache: Path | None = None,
+        workers: int | None = None,
+    ) -> None:
+        """``size``: the shorter side, of what is larger; ``every``: of so many frames one is kept."""
+        self._dataset, self._size, self._every, self._cache = dataset, size, every, cache
+        self._workers = workers or min(8, os.cpu_count() or 1)
+        self.skipped: dict[str, str] = {}  # why, by the id of the sample
+
+    def __call__(self, sample: Sample) -> Frames:
+        """The frames of one sample; a broken file is an error."""
+        (result,) = self._read([sample])
+        if isinstance(result, VeilError):
+            raise result
+        return result
+
+    def each(self, samples: Iterable[Sample]) -> Iterator[Read]:
+        """The samples that can be read, in order; neighbours from one file are read in one go."""
+        known, tried, read = len(self.skipped), 0, 0
+        pool = ThreadPoolExecutor(self._workers, "veil-read")
+        waiting: deque[tuple[list[Sample], Future[list[Frames | VeilError]]]] = deque()
+        jobs = (list(job) for _, job in groupby(samples, lambda sample: sample.path or sample.id))
+        try:
+            while True:
+                for job in islice(jobs, 2 * self._workers - len(waiting)):
+                    waiting.append((job, pool.submit(self._read, job)))
+                if not waiting:
+                    break
+                job, future = waiting.popleft()
+                for sample, result in zip(job, future.result(), strict=True):
+                    tried += 1
+                    if isinstance(result, VeilError):
+                        self.skipped[sample.id] = str(result)
+                    else:
+                        read += 1
+                        yield Read(sample, result)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            self._tell(list(self.skipped.values())[known:], tried)
+        if tried and not read:
+            raise VeilError(
+                f"none of {tried:,} samples of {self._dataset.name} could be read: {self._first()}"
+            )
+
+    def _first(self) -> str:
+        return next(iter(self.skipped.values()))
+
+    def _tell(self, reasons: list[str], tried: int) -> None:
+        if reasons:
+            more = f" (and {len(reasons) - _NAMED:,} more)" if len(reasons) > _NAMED else ""
+            said = f"{len(reasons):,} of {tried:,} samples were skipped: {'; '.join(reasons[:_NAMED])}{more}"
+            warnings.warn(said, SkippedWarning, stacklevel=3)
+
+    def _read(self, samples: Sequence[Sample]) -> list[Frames | VeilError]:
+        """Samples of one file, each with its frames or what is wrong."""
+        entries = [self._entry(sample) for sample in samples]
+        results: list[Frames | VeilError | None] = [_stored(entry) for entry in entries]
+        wanted = [index for index, result in enumerate(results) if result is None]
+        made = self._make([samples[index] for index in wanted])
+        for index in wanted:
+            try:
+                frames = next(made)
+            except VeilError as error:
+                results[index] = error
+                made = self._make([samples[later] for later in wanted if later > index])
+                continue
+            results[index] = _store(entries[index], frames)
+        return [result for result in results if result is not None]
+
+    def _make(self, samples: Sequence[Sample]) -> Iterator[Frames]:
+        """The frames of samples of one file, in their order."""
+        if self._dataset.frames is read_frames and samples:
+            cut = _cut(_path(samples[0]), [sample.span for sample in samples], self._size, self._every)
+            early: dict[int, Frames] = {}
+            for index in range(len(samples)):
+                while index not in early:
+                    place, frames = next(cut)
+                    early[place] = frames
+                yield early.pop(index)
+        else:
+            for sample in samples:
+                frames = self._dataset.frames(sample)[:: self._every]
+                yield np.stack([_smaller(picture, self._size) for picture in frames])
+
+    def _entry(self, sample: Sample) -> Path | None:
+        """Where in the cache these frames belong; a file that changed belongs elsewhere."""
+        if self._cache is None or sample.path is None:
+            return None
+        state = _state(sample.path)
+        if state is None:
+            return None
+        key = repr((_LAYOUT, str(sample.path.absolute()), state, sample.span, self._size, self._every))
+        name = hashlib.sha256(key.encode()).hexdigest()
+        return self._cache / name[:2] / f"{name[2:]}.npy"
+
+
+def _path(sample: Sample) -> Path:
+    if sample.path is None:
+        raise VeilError(f"{sample.id} has no file to read its frames from; read it through its own dataset")
+    return sample.path
+
+
+def _cut(
+    path: Path, spans: Sequence[tuple[int, int] | None], size: int | None, every: int
+) -> Iterator[tuple[int, Frames]]:
+    """The frames of several spans of one file, each with its place in ``spans``, once it is complete."""
+    limits = [span or (0, None) for span in spans]
+    first = min(start for start, _ in limits)
+    ends = [end for _, end in limits if end is not None]
+    last = max(ends) if len(ends) == len(limits) else None
+    open_spans: dict[int, list[Frames]] = {place: [] for place in range(len(limits))}
+    for count, picture in enumerate(_pictures(path, first, last), first + 1):
+        index, small = count - 1, None
+        for place in list(open_spans):
+            start, end = limits[place]
+            if index >= start and (index - start) % every == 0 and (end is None or index < end):
+                small = _smaller(picture, size) if small is None else small
+                open_spans[place].append(small)
+            if end is not None and count >= end:
+                yield place, _stack(path, open_spans.pop(place))
+    for place, pictures in open_spans.items():
+        if not pictures:
+            raise VeilError(
+                f"{path} ends before frame {limits[place][0]}, where a sample begins; get it again"
+            )
+        yield place, _stack(path, pictures)
+
+
+def _stack(path: Path, pictures: list[Frames]) -> Frames:
+    shapes = {picture.shape for picture in pictures}
+    if len(shapes) != 1:
+        raise VeilError(f"{path} holds pictures of {len(shapes)} sizes; make them one")
+    return np.stack(pictures)
+
+
+def _smaller(picture: Frames, size: int | None) -> Frames:
+    """A picture ``(H, W, 3)`` with its shorter side at most ``size``; a copy, so that its window can go."""
+    height, width = picture.shape[:2]
+    if size is None or min(height, width) <= size:
+        return picture.copy()
+    scale = size / min(height, width)
+    target = max(size, round(width * scale)), max(size, round(height * scale))
+    return np.asarray(cv2.resize(picture, target, interpolation=cv2.INTER_AREA), np.uint8)
+
+
+def _pictures(path: Path, first: int, last: int | None) -> Iterator[Frames]:
+    """The pictures ``(H, W, 3)`` of a file or folder, from ``first`` up to ``last``."""
+    archive = next((parent for parent in path.parents if parent.suffix == ".zip" and parent.is_file()), None)
+    if archive is not None:
+        yield from [_from_zip(archive, path.relative_to(archive).as_posix())][first:last]
+    elif path.is_dir():
+        for file in frame_files(path)[first:last]:
+            yield from _through(file, 0, 1)
+    elif path.suffix == ".mat":
+        yield from read_depth(path)[first:last]
+    elif path.suffix in (".npy", ".npz", ".h5"):
+        raise VeilError(f"{path} holds features, not frames; give the folder of the videos")
+    else:
+        yield from _through(path, first, last)
+
+
+def _through(path: Path, first: int, last: int | None) -> Iterator[Frames]:
+    source = open_source(path)
+    try:
+        frames = (frame for window in source.windows() for frame in window.frames)
+        yield from islice(frames, first, last)
+    finally:
+        source.close()
+
+
+def frame_files(path: Path) -> list[Path]:
+    """The pictures in a folder, by the numbers in their names; where some are called rgb, only those."""
+    files = [file for file in path.iterdir() if is_image(file) and not file.name.startswith(".")]
+    files = [file for file in files if file.name.startswith("rgb")] or files
+    if not files:
+        raise VeilError(f"{path} holds no pictures; get it again")
+    return sorted(
+        files, key=lambda file: [int(part) if part.isdigit() else part for part in _parts(file.name)]
+    )
+
+
+def _parts(name: str) -> list[str]:
+    return re.split(r"(\d+)", name)
+
+
+def read_depth(path: Path) -> Frames:
+    """A depth file of UTD-MHAD, ``d_depth`` of ``(H, W, T)``, as grey frames.
+
+    What is near is bright, what is unknown is black. The range is that of the clip, without its outermost
+    hundredths.
+    """
+    import scipy.io  # takes half a second, and few need it
+
+    try:
+        depth = np.asarray(scipy.io.loadmat(path, variable_names=["d_depth"])["d_depth"], np.float32)
+    # A broken file can fail anywhere inside scipy.
+    except Exception as error:
+        raise VeilError(f"{path} is no depth file that can be read; get it again") from error
+    known = depth > 0
+    if depth.ndim != 3 or not known.any():
+        raise VeilError(f"{path} holds no depth (H, W, T) but {depth.shape}; get it again")
+    near, far = np.percentile(depth[known], (1, 99))
+    bright = 255 - 215 * np.clip((depth - near) / max(far - near, 1), 0, 1)  # 40 is far, so that 0 is unknown
+    grey = np.where(known, bright, 0).astype(np.uint8).transpose(2, 0, 1)  # (T, H, W)
+    return np.repeat(grey[..., None], 3, axis=3)
+
+
+def _from_zip(archive: Path, member: str) -> Frames:
+    try:
+        data = _zip(archive, archive.stat().st_mtime_ns).read(member)
+        with Image.open(io.BytesIO(data)) as image:
+            return np.array(image.convert("RGB"))
+    except (KeyError, OSError, ValueError, SyntaxError, zipfile.BadZipFile) as error:
+        raise VeilError(
+            f"{archive / member} is no picture that can be read; get the zip file again"
+        ) from error
+
+
+@lru_cache(maxsize=4)
+def _zip(archive: Path, _changed: int) -> zipfile.ZipFile:
+    """Opened once, since its table of contents is long; may be read from many threads."""
+    return zipfile.ZipFile(archive)
+
+
+def _state(path: Path) -> tuple[int, ...] | None:
+    """What changes when a file or a folder of frames does; None where there is none."""
+    try:
+        if path.is_dir():
+            stats = [file.stat() for file in frame_files(path)]
+            return len(stats), sum(stat.st_size for stat in stats), max(stat.st_mtime_ns for stat in stats)
+        real = next((parent for parent in path.parents if parent.suffix == ".zip" and parent.is_file()), path)
+        return real.stat().st_size, real.stat().st_mtime_ns
+    except (OSError, VeilError):
+        return None
+
+
+def _stored(entry: Path | None) -> Frames | None:
+    if entry is None or not entry.exists():
+        return None
+    try:
+        return np.load(entry, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):  # left by a machine that lost power
+        return None
+
+
+def _store(entry: Path | None, frames: Frames) -> Frames:
+    """Put frames on disk, whole or not at all, and read them from there, so that memory stays free."""
+    if entry is None:
+        return frames
+    draft = entry.with_name(f".{secrets.token_hex(6)}.npy")
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        np.save(draft, frames, allow_pickle=False)
+        draft.replace(entry)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
+        raise VeilError(f"{entry.parent} cannot be written ({error.strerror}); free some space") from error
+    stored = _stored(entry)
+    return frames if stored is None else stored

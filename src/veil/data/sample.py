@@ -1,0 +1,54 @@
+"""What a sample is and what a dataset is, for every dataset alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from veil.core import Frames
+
+Split = Literal["train", "val", "test"]
+
+
+class Segment(NamedTuple):
+    """An action in an untrimmed video."""
+
+    start: float  # seconds
+    end: float
+    label: int  # index into Dataset.actions
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One clip, video or still, and all that is known of it; None or empty: the dataset does not say."""
+
+    id: str  # the video's name, unique in its dataset; clips of one video share it as a prefix before '#'
+    split: Split
+    path: Path | None = None  # the file, or the folder of frames; None where frames are made
+    span: tuple[int, int] | None = (
+        None  # first and one past the last frame, where a sample is part of its file
+    )
+    action: int | None = None  # index into Dataset.actions
+    attributes: tuple[float, ...] = ()  # one value (0 or 1) for each of Dataset.attributes
+    identity: int | None = None  # index into Dataset.identities
+    groups: Mapping[str, str] = field(default_factory=dict)  # e.g. {"gender": "female", "view": "090"}
+    segments: tuple[Segment, ...] = ()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples with their vocabulary, and how to read their frames."""
+
+    name: str
+    samples: Sequence[Sample]
+    frames: Callable[[Sample], Frames]  # (T, H, W, 3) uint8; a still has T = 1
+    actions: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    identities: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was missing, skipped or unlike the published counts: sentences
+
+    def split(self, name: Split) -> list[Sample]:
+        """The samples of one split."""
+        return [sample for sample in self.samples if sample.split == name]
