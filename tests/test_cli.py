@@ -331,6 +331,27 @@ def test_ctrl_c_finishes_the_file_of_a_stream(stream, tmp_path):
     assert len(frames_of(tmp_path / "out.mp4")) > 10
 
 
+def test_data_check_says_whether_a_dataset_is_usable(tmp_path):
+    good = veil("data", "check", "synthetic", "--option", "count=24", "--sheet", "s.jpg", cwd=tmp_path)
+    assert good.returncode == 0 and "usable" in good.stdout and files(tmp_path) == ["s.jpg"]
+    told = veil("data", "check", "synthetic", "--option", "count=24", "--json")
+    assert json.loads(told.stdout)["usable"] is True
+    bad = veil("data", "check", "ucf101", tmp_path)
+    assert bad.returncode == 2 and bad.stderr.startswith("veil: ") and bad.stderr.count("\n") == 1
+    unknown = veil("data", "check", "ucf11")
+    assert unknown.returncode == 2 and "did you mean ucf101" in unknown.stderr
+    wrong = veil("data", "check", "synthetic", "--option", "kind")
+    assert wrong.returncode == 2 and "KEY=VALUE" in wrong.stderr
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("name", "folder"), [("utd-mhad", "utd_mhad_depth"), ("ucf-sports", "ucf_sports"), ("utkface", "utkface")]
+)
+def test_data_check_of_real_datasets(name, folder):
+    assert veil("data", "check", name, SHARED / "data" / folder).returncode == 0
+
+
 def test_list_tells_every_method_and_parameter():
     from veil.methods import ANONYMIZERS, parameters
 

@@ -39,7 +39,7 @@ def sample(length: int = LENGTH, size: tuple[int, int] = SIZE) -> Frames:
     for i in range(length):
         turn = 2 * np.pi * i / max(1, length)
         zoom = size[0] / 512 * (1.45 - 0.45 * np.cos(turn))
-        centre = 232 + 60 * np.sin(2 * turn), 190 + 45 * np.sin(turn)
+        centre = 230 + 45 * np.sin(2 * turn), 170 - 40 * np.sin(turn) ** 2
         matrix = cv2.getRotationMatrix2D(centre, float(7 * np.sin(turn)), float(zoom))
         matrix[:, 2] += np.array(size) / 2 - centre
         frames[i] = cv2.warpAffine(photo, matrix, size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT)

@@ -106,7 +106,7 @@ def people(
     hair = 2 * traits[..., TRAITS.index("light-hair")].long() + more[..., 1]
     u = chance(seed, "looks", number, 4)
     height = torch.where(traits[..., TRAITS.index("tall")], 1.81, 1.51) + 0.07 * u[..., 0]
-    girth = torch.where(traits[..., TRAITS.index("heavy")], 1.42, 0.86) + 0.1 * u[..., 1]
+    girth = torch.where(traits[..., TRAITS.index("heavy")], 1.45, 0.84) + 0.1 * u[..., 1]
     outfit = number if outfit is None else outfit
     v = chance(seed, "clothes", outfit, 6)
     known = outfit < identities
@@ -284,6 +284,7 @@ def _trunk() -> list[Part]:
         Part("torso", "top", (0.62, -0.036, 0.045), (0.62, 0.036, 0.045), 0.036, 0.036, "female", 0.09),
         Part("torso", "trim", (0.93, -0.016, 0.026), (0.93, 0.016, 0.026),
              0.022, 0.022, "", 0.01, faces=True),
+        Part("torso", "top", (0.16, 0, 0.02), (0.36, 0, 0.016), 0.094, 0.086, "heavy & not coat", 0.095),
         *stripes,
         Part("torso", "bag", (0.96, -0.075, 0.055), (0.06, 0.095, 0.055), 0.012, 0.012, "bag", 0.14),
         Part("torso", "bag", (0.08, 0.13, 0.02), (-0.2, 0.13, 0.02), 0.06, 0.066, "bag", 0.14),

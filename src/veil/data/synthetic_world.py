@@ -162,7 +162,7 @@ class World:
             return develop(to_pictures(tiles), self._vignette, gain[part], grain, self.size)
 
         # Few enough at once for a CPU's cache, enough to keep a GPU busy.
-        at_once = max(1, int((32 if self.device.type == "cpu" else 2048) * (112 / self.size) ** 2))
+        at_once = max(1, int((32 if self.device.type == "cpu" else 8192) * (112 / self.size) ** 2))
         pictures = crew.gather(furnish, len(index), max(1, at_once // 4))
         frames = crew.gather(shoot, len(which), at_once)
         truth = self._truth(kind, script, times, joints.view(*times.shape, *joints.shape[1:]))
