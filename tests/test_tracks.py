@@ -164,8 +164,8 @@ def test_memory_is_bounded():
 
 def test_closeness_and_cuts():
     box = (10.0, 10.0, 30.0, 30.0)
-    assert closeness(box, box) == 1
-    assert closeness(box, (40.0, 10.0, 60.0, 30.0)) < 0
-    assert closeness(box, (10.0, 10.0, 200.0, 200.0)) == 0
+    near = closeness([box, box], [box, (40.0, 10.0, 60.0, 30.0), (10.0, 10.0, 200.0, 200.0)])
+    assert near.shape == (2, 3) and near[0, 0] == 1 and near[1, 1] < 0 and near[0, 2] == 0
+    assert closeness([], [box]).shape == (0, 1)
     grey = SCENE[..., 0]
     assert is_cut(grey, 255 - grey) and not is_cut(grey, np.roll(grey, 8, 1)) and not is_cut(grey, grey)

@@ -15,7 +15,7 @@ leaves, and memory does not grow with the length of the video.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -149,12 +149,11 @@ class _Follower:
             return
         frame.looked = True
         alive = self._alive()
-        fits = [
-            (closeness(track.box, d.box), i, j) for i, track in enumerate(alive) for j, d in enumerate(seen)
-        ]
+        near = closeness([track.box for track in alive], [d.box for d in seen])
+        fits = [(near[i, j], i, j) for i, j in np.argwhere(near > 0).tolist()]
         begun, linked = set(range(len(seen))), set()
-        for fit, i, j in sorted(fits, reverse=True):
-            if fit > 0 and i not in linked and j in begun:
+        for _, i, j in sorted(fits, reverse=True):
+            if i not in linked and j in begun:
                 linked.add(i)
                 begun.remove(j)
                 self._continue(alive[i], at, seen[j])
@@ -197,10 +196,12 @@ class _Follower:
             frame.flow = dense_flow(before.grey, frame.grey)
         (height, width), (h, w) = frame.image.shape[:2], frame.grey.shape
         x0, y0, x1, y1 = box
-        left, right = np.clip([x0 * w / width, x1 * w / width], 0, w - 1).astype(int)
-        top, bottom = np.clip([y0 * h / height, y1 * h / height], 0, h - 1).astype(int)
-        dx, dy = np.median(frame.flow[top : bottom + 1, left : right + 1], axis=(0, 1))
-        dx, dy = float(dx) * width / w * (-1 if back else 1), float(dy) * height / h * (-1 if back else 1)
+        left, right = (min(max(int(v * w / width), 0), w - 1) for v in (x0, x1))
+        top, bottom = (min(max(int(v * h / height), 0), h - 1) for v in (y0, y1))
+        step = 1 + min(right - left, bottom - top) // 8  # a sample is enough
+        inside = np.sort(frame.flow[top : bottom + 1 : step, left : right + 1 : step].reshape(-1, 2), axis=0)
+        way, (dx, dy) = -1 if back else 1, inside[len(inside) // 2].tolist()  # the median
+        dx, dy = way * dx * width / w, way * dy * height / h
         return x0 + dx, y0 + dy, x1 + dx, y1 + dy
 
     def _give(self, at: int) -> tuple[Image, tuple[Region, ...]]:
@@ -219,9 +220,7 @@ class _Eye:
     def __init__(self, detect: Detector, look: Look):
         self.detect, self.every, self.refresh, self.keep = detect, look.every, look.refresh, look.keep
         self.seen: list[Detection] = []
-        self.known: npt.NDArray[np.int16] | None = (
-            None  # the small grey picture as it was where last looked at
-        )
+        self.known: Signed | None = None  # the small grey picture, as it was where last looked at
         self.whole = 0  # the frame that was last looked at whole
         self.budget = 1.0
 
@@ -232,32 +231,32 @@ class _Eye:
         grey = cv2.blur(frame.grey, (3, 3)).astype(np.int16)
         everything = np.ones((-(-height // CELL), -(-width // CELL)), bool)
         if self.known is None or force or at - self.whole >= self.refresh:
-            area, rectangles = everything, [(everything, (0, 0, width, height))]
+            area = everything
         else:
             area = self._changed(grey, self.known, everything.shape)
             if area.any() and not self.detect.local:
                 area = everything
-            rectangles = self._parts(area, width, height)
-        cost = sum(w * h for _, (_, _, w, h) in rectangles) / (width * height)
-        if cost > 0.7:
-            area, rectangles, cost = everything, [(everything, (0, 0, width, height))], 1.0
-        if cost > self.budget and not force:
+        parts = self._parts(area, width, height)
+        cost = sum(w * h for _, (_, _, w, h) in parts) / (width * height)
+        if cost > 0.7:  # one look at everything then is cheaper than several at parts
+            area, parts, cost = everything, self._parts(everything, width, height), 1.0
+        if cost > self.budget + 1e-9 and not force:
             return None
         self.budget = max(0.0, self.budget - cost)
         if cost == 1.0:
             self.whole = at
-        fresh = [
-            Detection((d.box[0] + x, d.box[1] + y, d.box[2] + x, d.box[3] + y), d.score)
-            for part, (x, y, w, h) in rectangles
-            for d in self.detect(frame.image[y : y + h, x : x + w])
-            if d.score >= self.keep
-            and _inside((d.box[0] + x, d.box[1] + y, d.box[2] + x, d.box[3] + y), part)
-        ]
-        old = [d for d in self.seen if not _inside(d.box, area)]
-        self.seen = old + fresh
-        again = _as_pixels(area, grey.shape)
-        self.known = grey if self.known is None else np.where(again, grey, self.known)
+        fresh = [d for part, rectangle in parts for d in self._look_at(frame.image, part, rectangle)]
+        self.seen = [d for d in self.seen if not _inside(d.box, area)] + fresh
+        self.known = grey if self.known is None else np.where(_as_pixels(area, grey.shape), grey, self.known)
         return self.seen
+
+    def _look_at(self, image: Image, part: Cells, rectangle: Rectangle) -> Iterator[Detection]:
+        """What the detector sees in a rectangle of the image, as far as it lies in the part that was meant."""
+        x, y, w, h = rectangle
+        for (x0, y0, x1, y1), score in self.detect(image[y : y + h, x : x + w]):
+            box = (x0 + x, y0 + y, x1 + x, y1 + y)
+            if score >= self.keep and _inside(box, part):
+                yield Detection(box, score)
 
     def _changed(self, grey: Signed, known: Signed, shape: tuple[int, int]) -> Cells:
         """The cells whose picture changed, with their neighbours and with the whole of what was seen there."""
@@ -310,13 +309,17 @@ def _as_pixels(area: Cells, shape: tuple[int, ...]) -> Cells:
     return cv2.resize(area.astype(np.uint8), shape[::-1], interpolation=cv2.INTER_NEAREST).astype(bool)
 
 
-def closeness(a: Box, b: Box) -> float:
-    """How well two boxes fit one moving thing: 1 when equal, 0 or less when apart or of quite another size."""
-    aw, ah, bw, bh = a[2] - a[0], a[3] - a[1], b[2] - b[0], b[3] - b[1]
-    if min(aw, ah, bw, bh) <= 0 or not 1 / 9 < (aw * ah) / (bw * bh) < 9:
-        return 0.0
-    distance = float(np.hypot(a[0] + a[2] - b[0] - b[2], a[1] + a[3] - b[1] - b[3])) / 2
-    return 1 - distance / ((aw + ah + bw + bh) / 4)
+def closeness(some: Sequence[Box], others: Sequence[Box]) -> npt.NDArray[np.float64]:
+    """How well each of some boxes fits each of others as one moving thing ``(n, m)``.
+
+    1 when equal, 0 or less when they are apart or of quite another size.
+    """
+    a, b = np.array(some, float).reshape(-1, 1, 4), np.array(others, float).reshape(1, -1, 4)
+    a_size, b_size = np.maximum(a[..., 2:] - a[..., :2], 1e-3), np.maximum(b[..., 2:] - b[..., :2], 1e-3)
+    ratio = a_size.prod(-1) / b_size.prod(-1)
+    distance = np.hypot(*np.moveaxis(a[..., :2] + a[..., 2:] - b[..., :2] - b[..., 2:], -1, 0)) / 2
+    near = 1 - distance / ((a_size.sum(-1) + b_size.sum(-1)) / 4)
+    return np.where((ratio > 1 / 9) & (ratio < 9), near, 0.0)
 
 
 def mix(a: Box, b: Box, share: float) -> Box:

