@@ -352,6 +352,21 @@ def test_data_check_of_real_datasets(name, folder):
     assert veil("data", "check", name, SHARED / "data" / folder).returncode == 0
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("demo", "-o", "file"),
+        ("data", "show", "synthetic", "-o", "file"),
+        ("data", "check", "synthetic", "--option", "count=6", "--sheet", "sheet.xyz"),
+        ("data", "check", "synthetic", "--option", "count=6", "--sheet", "none/sheet.png"),
+    ],
+)
+def test_a_place_that_cannot_be_written_to(arguments, tmp_path):
+    (tmp_path / "file").touch()
+    refused(veil(*arguments, cwd=tmp_path))
+    assert files(tmp_path) == ["file"]
+
+
 def test_list_tells_every_method_and_parameter():
     from veil.methods import ANONYMIZERS, parameters
 

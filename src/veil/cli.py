@@ -22,6 +22,7 @@ from veil.methods import ANONYMIZERS, DEFAULT, make, parameters
 from veil.methods import Parameter as Described
 from veil.nn import weights
 from veil.pipeline import anonymize_video
+from veil.report import save_picture
 from veil.video import Codec
 
 app = App(name="veil", help="Veil keeps the action and loses the person.", version=veil.__version__)
@@ -187,7 +188,7 @@ def check_(
         if result.problem:
             _say(result.problem)
     if sheet and result.sheet:
-        result.sheet.save(sheet)
+        save_picture(result.sheet, Path(sheet))
     return result.exit_code
 
 
@@ -298,6 +299,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # whoever read the answer has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _say(f"{error.filename} cannot be used: {error.strerror}; name another place.")
+        code = 2
     except Exception:
         if not stopped:
             raise

@@ -15,7 +15,7 @@ from PIL import Image
 
 from veil.core import Anonymizer, Frames
 from veil.pipeline import Progress, anonymize_video
-from veil.report import Report, draw_sheet
+from veil.report import Report, draw_sheet, save_picture
 from veil.video import Time, VideoInfo, open_sink, open_source
 
 SIZE = (480, 360)  # width, height
@@ -64,7 +64,7 @@ def run_demo(folder: Path, anonymizer: Anonymizer, progress: Progress | None = N
     )
     at = [int(share * (LENGTH - 1)) for share in (0.0, 0.2, 0.5, 0.8)]
     pictures = [Image.fromarray(frame) for path in (raw, veiled) for frame in _frames(path, at)]
-    draw_sheet(pictures, columns=len(at)).save(picture, quality=90)
+    save_picture(draw_sheet(pictures, columns=len(at)), picture)
     return Demo(report, veiled, picture)
 
 

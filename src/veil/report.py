@@ -15,9 +15,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 import veil
-from veil.core import Frames, Region
+from veil.core import Frames, Region, VeilError
 from veil.draft import Draft
-from veil.video import VideoInfo
+from veil.video import VideoInfo, is_image
 
 Regions = list[tuple[Region, ...]] | None
 
@@ -219,6 +219,19 @@ class Preview:
                 self._draft.publish()
         finally:
             self._draft.discard()
+
+
+def save_picture(picture: Image.Image, path: Path) -> None:
+    """Write a picture, whole or not at all, in the form that its name tells; one that exists is replaced."""
+    if not is_image(path):
+        raise VeilError(f"{path} is no name for a picture: let it end in .jpg or .png.")
+    draft = Draft(path, overwrite=True)
+    try:
+        with draft.told():
+            picture.save(draft.path, quality=90)
+        draft.publish()
+    finally:
+        draft.discard()
 
 
 def draw_sheet(pictures: Sequence[Image.Image], columns: int = 4, gap: int = 8) -> Image.Image:
