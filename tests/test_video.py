@@ -683,20 +683,24 @@ def test_a_killed_writer_leaves_no_file_of_that_name(tmp_path: Path, source: Pat
     assert all(name.startswith(".veil-") for name in left(tmp_path))
 
 
-def test_what_is_forbidden_is_said() -> None:
+def test_what_is_forbidden_is_said(tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp())  # pytest's folders are closed to others
     clips.video(folder / "in.mp4").chmod(0o000)
     clips.video(folder / "open.mp4")
     folder.chmod(0o555)
     script = """
         import os, sys
+        from contextlib import suppress
         from pathlib import Path
         from veil.core import VeilError
         from veil.video import open_sink, open_source
+        folder, spare = Path(sys.argv[1]), Path(sys.argv[2])
+        info = open_source(folder / "open.mp4").info
+        for name in ("out.mp4", "out.png"):  # what is imported late must be in before the rights go
+            with suppress(InterruptedError), open_sink(spare / name, info):
+                raise InterruptedError
         if os.geteuid() == 0:
             os.seteuid(65534)  # root may do everything
-        folder = Path(sys.argv[1])
-        info = open_source(folder / "open.mp4").info
         for action in (
             lambda: open_source(folder / "in.mp4"),
             lambda: open_sink(folder / "out.mp4", info),
@@ -707,7 +711,7 @@ def test_what_is_forbidden_is_said() -> None:
             except VeilError as error:
                 print(error)
     """
-    done = python(script, folder)
+    done = python(script, folder, tmp_path)
     folder.chmod(0o755)
     shutil.rmtree(folder)
     assert done.stderr == ""
