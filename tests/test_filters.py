@@ -133,3 +133,15 @@ def test_the_pixel_grid_stands_still():
     ]
     assert np.array_equal(hidden[0][10:38, 14:38], hidden[1][10:38, 14:38])
     assert np.array_equal(hidden[0][10:38, 14:38], hidden[2][10:38, 14:38])
+
+
+def test_noise_is_unknown_unless_it_is_seeded():
+    grey = np.full((1, 64, 64, 3), 128, np.uint8)
+
+    def out(spec: str) -> np.ndarray:
+        return next(iter(make(spec).stream([grey]))).frames
+
+    assert (out("noise") != out("noise")).mean() > 0.9
+    assert np.array_equal(out("noise:seed=1"), out("noise:seed=1"))
+    assert abs(out("noise:amount=0.1").astype(float).std() / 255 - 0.1) < 0.005
+    assert abs(out("noise:amount=0.1").mean() - 128) < 1

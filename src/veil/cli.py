@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn, Protocol
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
@@ -144,6 +145,167 @@ def _table(rows: list[Described]) -> None:
         default = "" if row.default is None else f"={row.default}"
         table.add_row(f"{row.name}{default}", row.type, row.meaning.replace("[", "\\["))
     out.print(table)
+
+
+@app.command
+def audit(
+    method: str | None = None,
+    /,
+    *,
+    output: Annotated[str, Parameter(name=["--output", "-o"])],
+    compare: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")] = (),
+    data: str = "synthetic",
+    root: str | None = None,
+    private: str | None = None,
+    private_root: str | None = None,
+    option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    suite: Literal["quick", "standard", "full"] = "standard",
+    quick: Flag = False,
+    seeds: int | None = None,
+    actions: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")] = (),
+    attributes: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")] = (),
+    weights: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    videos: tuple[str, str] | None = None,
+    gallery: str | None = None,
+    device: str | None = None,
+    jobs: int | None = None,
+    fresh: Flag = False,
+) -> int:
+    """Train fresh attackers on a method's output and say what they still find, and what the video is still good for.
+
+    Writes a page (audit.html), the same for papers (audit.md) and for programs (audit.json). What was found before is
+    not found again: adding a method to a comparison costs one method.
+
+    Parameters
+    ----------
+    method
+        The method, as for `veil anonymize`; "raw" is untouched video.
+    output
+        The folder to write to.
+    compare
+        Several methods side by side.
+    data
+        The dataset whose actions are to be kept, and whose people are attacked.
+    root
+        The folder that holds it. The synthetic world needs none.
+    private
+        Another dataset, whose people are attacked instead (cross-dataset), in the folder private_root.
+    option
+        KEY=VALUE for the dataset's reader; may be given several times.
+    suite
+        How much is trained: quick (minutes on two cores), standard (a GPU), full (many networks).
+    quick
+        The same as --suite quick.
+    seeds
+        How often every recognizer is trained from the start [1 for quick, else 3].
+    actions
+        Only these actions: labels that the method was not trained with.
+    attributes
+        Only these attributes.
+    weights
+        NETWORK=FILE: published weights with which recognizers of that network begin.
+    videos
+        RAW ANONYMIZED: two folders, to judge videos that another tool anonymized; needs --gallery.
+    gallery
+        Stills of known people, one folder or name each, to be recognised in the videos.
+    device
+        cpu, cuda, cuda:1, … [a GPU where there is one].
+    jobs
+        Recognizers trained at once [one a core without a GPU, else 1].
+    fresh
+        Forget what was found before.
+    """
+    from veil.audit.ask import audit_methods, audit_videos
+
+    with _bar("audit", "") as progress:
+        if videos or gallery:
+            if method or compare or not videos or not gallery:
+                raise VeilError(
+                    "--videos RAW ANONYMIZED and --gallery STILLS go together, and without a method."
+                )
+            written, said = audit_videos(
+                Path(videos[0]), Path(videos[1]), Path(gallery), Path(output), progress
+            )
+        else:
+            written, said = audit_methods(
+                [*([method] if method else []), *compare],
+                Path(output),
+                data=data,
+                root=root,
+                private=private,
+                private_root=private_root,
+                options=dict(_pair(text) for text in option),
+                suite="quick" if quick else suite,
+                seeds=seeds,
+                actions=actions,
+                attributes=attributes,
+                weights={key: str(value) for key, value in map(_pair, weights)},
+                device=device,
+                jobs=jobs,
+                fresh=fresh,
+                command=_command(),
+                progress=progress,
+                say=lambda words: err.print(words, markup=False),
+            )
+    for sentence in said:
+        out.print(sentence, markup=False)
+    out.print(f"page: {written}", markup=False)
+    return 0
+
+
+@app.command
+def train(
+    recipe: str,
+    /,
+    *,
+    output: Annotated[str, Parameter(name=["--output", "-o"])],
+    set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
+    resume: Flag = False,
+    devices: int = 1,
+    device: str | None = None,
+    tensorboard: Flag = False,
+) -> int:
+    """Train what a recipe says; the run folder holds the recipe, the log, checkpoints and the weights.
+
+    Parameters
+    ----------
+    recipe
+        A TOML file.
+    output
+        The folder of the run.
+    set_
+        KEY=VALUE: change one value of the recipe; may be given several times.
+    resume
+        Go on after an interruption, exactly as if there had been none.
+    devices
+        Processes, each with a GPU of its own where there are GPUs.
+    device
+        cpu or cuda [a GPU where there is one].
+    tensorboard
+        Write logs for TensorBoard too.
+    """
+    from veil.train import train as run_training
+
+    with _bar("training", "steps") as bar:
+        last: dict[str, float] = {}
+
+        def progress(done: int, total: int, measured: dict[str, float]) -> None:
+            last.update(measured)
+            bar(done, total)
+
+        weights_ = run_training(
+            recipe,
+            output,
+            sets=set_,
+            resume=resume,
+            devices=devices,
+            device=device,
+            tensorboard=tensorboard,
+            progress=progress,
+        )
+    told = ", ".join(f"{name} {value:.4g}" for name, value in last.items())
+    out.print(f"weights: {weights_}" + (f"  (last: {told})" if told else ""), markup=False)
+    return 0
 
 
 data_app = App(name="data", help="Datasets: see whether one is usable, and look at it.")
@@ -319,9 +481,18 @@ def _beside(place: str | None, suffix: str, target: Path, root: str | None) -> P
     return mirror.with_name(mirror.name + suffix)
 
 
+def _command() -> str:
+    """The command that was given, as one would write it again."""
+    return shlex.join(["veil", *sys.argv[1:]])
+
+
+class _Bar(Protocol):
+    def __call__(self, done: int, total: int | None, words: str | None = None) -> None: ...
+
+
 @contextmanager
-def _bar(words: str) -> Iterator[Any]:
-    """A progress bar on the terminal; yields what `anonymize_video` calls."""
+def _bar(words: str, unit: str = "frames") -> Iterator[_Bar]:
+    """A progress bar on the terminal; yields what is called with how much is done, of how much, and of what."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -332,12 +503,15 @@ def _bar(words: str) -> Iterator[Any]:
         *columns, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal
     ) as bar:
         task = bar.add_task(words, total=None, rate="")
+        said = [words]
 
-        def show(done: int, total: int | None) -> None:
+        def show(done: int, total: int | None, words: str | None = None) -> None:
+            if words and words != said[0]:
+                said[0] = words
+                bar.reset(task, description=words)
             elapsed = bar.tasks[0].elapsed or 0
-            bar.update(
-                task, completed=done, total=total, rate=f"{done / elapsed:.0f} frames/s" if elapsed else ""
-            )
+            rate = f"{done / elapsed:.0f} {unit}/s" if elapsed and unit else ""
+            bar.update(task, completed=done, total=total, rate=rate)
 
         yield show
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from veil.core import Anonymizer, VeilError
-from veil.methods.filters import Blacken, Blur, Downsample, Mask, Pixelate
+from veil.methods.filters import Blacken, Blur, Downsample, Mask, Noise, Pixelate
 
 ANONYMIZERS: dict[str, type[Anonymizer]] = {
     "blacken": Blacken,
@@ -19,6 +19,7 @@ ANONYMIZERS: dict[str, type[Anonymizer]] = {
     "blur": Blur,
     "pixelate": Pixelate,
     "downsample": Downsample,
+    "noise": Noise,
 }
 DEFAULT = "blacken"
 

@@ -1,4 +1,4 @@
-"""Filters: nothing to learn. Blur, pixelate, blacken, mask and downsample, on the frame, on faces or on people.
+"""Filters: nothing to learn. Blur, pixelate, blacken, mask, downsample and noise, on the frame, on faces or on people.
 
 What each does to a picture, or to the part of it inside a region::
 
@@ -7,14 +7,18 @@ What each does to a picture, or to the part of it inside a region::
     blacken     0
     mask        mean of the region
     downsample  up(down(x, n), n)  averages over n x n pixels, then bilinear, so that the size stays
+    noise       x + σ n            n from the standard normal distribution, for each value apart
 
 Regions come from `veil.nn.tracks`, are grown by `margin` of their size on each side and cut to `shape`.
 """
 
 from __future__ import annotations
 
+import secrets
+import zlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import cv2
@@ -182,6 +186,31 @@ class Downsample(Filter):
     def change(self, image: Image, inside: npt.NDArray[np.bool_] | None) -> Image:
         """Shrunk and enlarged."""
         return _resized(_blocks(image, self.factor), image.shape, self.factor, cv2.INTER_LINEAR)
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class Noise(Filter):
+    """Noise that is new in every pixel and frame: to compare with, for it costs much and hides little."""
+
+    region: Annotated[Where, Field(description="what is hidden")] = "frame"
+    amount: Annotated[
+        float, Field(gt=0, le=10, description="standard deviation, where black is 0 and white 1")
+    ] = 0.3
+    seed: Annotated[
+        int | None,
+        Field(ge=0, description="makes an experiment repeatable, and the noise known [nobody knows it]"),
+    ] = None
+
+    def change(self, image: Image, inside: npt.NDArray[np.bool_] | None) -> Image:
+        """Noisy."""
+        # The picture is part of the key, so that how a video is cut into windows makes no difference.
+        dice = np.random.default_rng([self._key, zlib.crc32(np.ascontiguousarray(image))])
+        noise = dice.standard_normal(image.shape, np.float32)
+        return np.clip(np.rint(image + 255 * self.amount * noise), 0, 255).astype(np.uint8)
+
+    @cached_property
+    def _key(self) -> int:
+        return secrets.randbits(128) if self.seed is None else self.seed
 
 
 def _blocks(image: Image, side: int) -> Image:

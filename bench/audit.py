@@ -1,0 +1,352 @@
+"""The table of filters on real data: what each keeps and what it leaks, against the audit's attackers.
+
+    python bench/audit.py regions DATA -o regions.npz     where people are, found once (needs the YOLOX weights)
+    python bench/audit.py table DATA -o DIR --regions regions.npz [--seconds 500]
+    python bench/audit.py merge DIR -o docs/results       one table of all rows in DIR
+
+DATA holds `utd_mhad_depth` (actions against the identity of 8 people) and `ucf_sports` with `utkface` (actions of the
+one against gender, race and age of the other). Every method and seed is a task; several are done at once, raw video
+first; each finished task is one file in DIR, and tasks that are there are not done again. So the table can be
+made in several sittings, and on a GPU machine that has neither PyAV nor onnxruntime: videos are decoded by
+OpenCV there, and people are where `regions` found them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import cv2
+import numpy as np
+import torch
+
+try:
+    import av  # noqa: F401
+except ImportError:
+    parts = (
+        "",
+        ".audio",
+        ".audio.stream",
+        ".codec",
+        ".codec.context",
+        ".error",
+        ".packet",
+        ".stream",
+        ".logging",
+    )
+    for part in (*parts, ".video", ".video.frame", ".video.reformatter", ".video.stream"):
+        sys.modules[f"av{part}"] = MagicMock()  # nothing here opens a file with it
+
+from veil.audit.footage import square
+from veil.audit.judge import Data, judge
+from veil.audit.recognize import Effort, Recognizer
+from veil.audit.report import write
+from veil.audit.restore import Restoring
+from veil.audit.result import Result, load, save
+from veil.audit.suites import Suite
+from veil.audit.trial import merged
+from veil.core import Anonymizer, Frames, Region, Veiled
+from veil.data import Dataset, Sample, read
+from veil.methods import make
+from veil.methods.filters import Filter
+
+SIZE = 112
+METHODS = {
+    "raw": None,
+    "downsample 2x": "downsample:factor=2",
+    "downsample 4x": "downsample:factor=4",
+    "downsample 8x": "downsample:factor=8",
+    "downsample 16x": "downsample:factor=16",
+    "blur weak": "blur:weak,region=frame",
+    "blur strong": "blur:strong,region=frame",
+    "pixelate 4": "pixelate:4,region=frame",
+    "pixelate 16": "pixelate:16,region=frame",
+    "blacken people": "blacken:region=person",
+    "mask people": "mask:region=person",
+    "noise 0.3": "noise:amount=0.3,seed=0",
+}
+SUITE = Suite(
+    about="the networks of the papers at 112 x 112 pixels; clips of 8 frames spread over the video",
+    size=SIZE,
+    frames=16,
+    videos=None,
+    seeds=3,
+    uses=(Recognizer("r3d_18", "clips"),),
+    attackers=(Recognizer("resnet18", "frames"), Recognizer("r3d_18", "clips")),
+    efforts={
+        "frames": Effort(steps=700, rounds=2, batch=64, length=8),
+        "clips": Effort(steps=450, rounds=2, batch=32, length=8),
+    },
+    restoring=Restoring(steps=400, batch=64, width=24),
+    after=("8-bit",),
+    untested=("What H.264 leaves of it: see `veil audit`.",),
+)
+
+
+class Recorded(Anonymizer):
+    """A filter that hides people where they were found before."""
+
+    def __init__(self, spec: str, regions: Regions):
+        made = make(spec)
+        assert isinstance(made, Filter)
+        self._filter, self._regions = made, regions
+
+    def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
+        frames = np.concatenate(list(windows))
+        for image, boxes in zip(frames, self._regions.of(frames), strict=True):
+            regions = tuple(Region("person", tuple(box), 1.0, "found", 0) for box in boxes.tolist())
+            yield Veiled(self._filter._hide(image, regions, "box")[None], [regions])
+
+    def params(self) -> dict:
+        return {**self._filter.params(), "regions": "recorded"}
+
+
+class Regions:
+    """Boxes of people by video; a video is known by what it looks like, for decoders differ by a grey level."""
+
+    def __init__(self, path: Path):
+        with np.load(path, allow_pickle=False) as stored:
+            self._looks, self._lengths = stored["looks"], stored["lengths"]  # (N, 192), (N,)
+            self._boxes, self._at = stored["boxes"], stored["at"]  # (M, 4), (M, 2) video and frame
+
+    def of(self, frames: Frames) -> list[np.ndarray]:
+        distance = np.abs(self._looks - look(frames)).mean(1) + 1e6 * (self._lengths != len(frames))
+        video = int(distance.argmin())
+        if distance[video] > 3:
+            raise SystemExit(f"no regions are recorded for a video of {len(frames)} frames")
+        mine = self._at[:, 0] == video
+        at, boxes = self._at[mine, 1], self._boxes[mine]
+        return [boxes[at == index] for index in range(len(frames))]
+
+
+def look(frames: Frames) -> np.ndarray:
+    """What a video looks like: three frames of it, very small."""
+    chosen = (cv2.resize(frames[i], (8, 8), interpolation=cv2.INTER_AREA) for i in (0, len(frames) // 2, -1))
+    return np.concatenate([picture.mean(-1).ravel() for picture in chosen])
+
+
+def datasets(root: Path) -> dict[str, Data]:
+    """The two protocols that the data at hand allows."""
+    out = {}
+    if (root / "utd_mhad_depth").exists():
+        out["utd-mhad"] = Data(read("utd-mhad", root / "utd_mhad_depth"))
+    if (root / "ucf_sports").exists():
+        out["ucf-sports-utkface"] = Data(
+            read("ucf-sports", root / "ucf_sports"), read("utkface", root / "utkface")
+        )
+    return out
+
+
+def held(dataset: Dataset) -> Dataset:
+    """The dataset with its frames in memory, already small and square."""
+    store: dict[str, Frames] = {}
+
+    def fetch(sample: Sample) -> None:
+        assert sample.path is not None
+        if sample.path.suffix == ".mp4":
+            capture = cv2.VideoCapture(str(sample.path))
+            frames = []
+            while (got := capture.read())[0]:
+                frames.append(cv2.cvtColor(got[1], cv2.COLOR_BGR2RGB))
+            store[sample.id] = square(np.stack(frames), SIZE)
+        else:
+            store[sample.id] = square(dataset.frames(sample), SIZE)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(fetch, dataset.samples))
+    return replace(dataset, frames=lambda sample: store[sample.id])
+
+
+def record(root: Path, path: Path) -> None:
+    """Find people in all videos and keep where they were."""
+    finder = make("blacken:region=person")
+    looks, lengths, boxes, at = [], [], [], []
+    for data in datasets(root).values():
+        for number, sample in enumerate(data.use.samples):
+            frames = square(data.use.frames(sample), SIZE)
+            found = [regions for part in finder.stream([frames]) for regions in part.regions or ()]
+            for frame, regions in enumerate(found):
+                boxes += [region.box for region in regions]
+                at += [(len(looks), frame)] * len(regions)
+            looks.append(look(frames))
+            lengths.append(len(frames))
+            if number % 50 == 0:
+                print(f"{data.use.name}: {number} of {len(data.use.samples)}", flush=True)
+    np.savez_compressed(
+        path,
+        looks=np.array(looks, np.float32),
+        lengths=np.array(lengths),
+        boxes=np.array(boxes, np.float32),
+        at=np.array(at, np.int32),
+    )
+
+
+Task = tuple[str, str, int]  # protocol, method, seed
+
+
+def work(worker: int, tasks: list[Task], taken, data: dict[str, Data], given: argparse.Namespace) -> None:
+    """Take tasks until there are none, or no time for another."""
+    torch.set_num_threads(2)
+    torch.backends.cudnn.benchmark = True
+    begun, longest = given.begun, 0.0
+    regions = Regions(given.regions) if given.regions else None
+    while True:
+        with taken.get_lock():
+            number = taken.value
+            taken.value += 1
+        if number >= len(tasks):
+            return
+        protocol, name, seed = tasks[number]
+        path = given.output / f"{protocol}.{name.replace(' ', '-')}.{seed}.json"
+        if path.exists():
+            continue
+        while name != "raw" and not (given.output / f"{protocol}.raw.{seed}.json").exists():
+            time.sleep(0.5)
+        start = time.monotonic()
+        if start + longest - begun > given.seconds:
+            return
+        spec = METHODS[name]
+        anonymizer = None
+        if spec is not None:
+            hides_people = "person" in spec
+            if hides_people and regions is None:
+                continue
+            anonymizer = Recorded(spec, regions) if hides_people and regions else make(spec)
+        suite = SUITE if seed == 0 else replace(SUITE, knows=("raw", "adapted"))
+        if given.tiny:
+            suite = tiny(suite)
+        (result,) = judge(
+            {name: anonymizer},
+            data[protocol],
+            suite,
+            seeds=[seed],
+            device=given.device,
+            keep=given.keep,
+            command="python bench/audit.py table DATA -o DIR --regions regions.npz",
+        )
+        save(result, path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
+        longest = max(longest, time.monotonic() - start)
+        print(
+            f"{start - begun:5.0f} s +{time.monotonic() - start:4.0f} s [{worker}] {protocol} {name} {seed}",
+            flush=True,
+        )
+        for row in result.rows:
+            loss = ", ".join(f"{value:.3f}" for value in row.train_loss)
+            print(
+                f"    {row.target:10s} {row.by:22s} {row.knows:9s} {row.value:.3f} (chance {row.chance:.3f}) loss {loss}"
+            )
+        if name == protocol.partition(".")[0]:
+            pictures = {
+                f"{i}": np.concatenate([p.raw, p.anonymized], 1) for i, p in enumerate(result.pictures)
+            }
+            np.savez_compressed(path.with_suffix(".npz"), **pictures)  # type: ignore[arg-type]
+
+
+def tiny(suite: Suite) -> Suite:
+    """To see that everything runs, on a processor."""
+    nets = {"clips": Recognizer("small3d", "clips"), "frames": Recognizer("small2d", "frames")}
+    return replace(
+        suite,
+        size=SIZE,
+        videos=60,
+        uses=(nets["clips"],),
+        attackers=tuple(nets.values()),
+        efforts={sees: replace(effort, steps=4, batch=8, rounds=1) for sees, effort in suite.efforts.items()},
+        restoring=Restoring(steps=2, batch=4, width=4),
+    )
+
+
+def table(given: argparse.Namespace) -> None:
+    given.output.mkdir(parents=True, exist_ok=True)
+    given.begun = time.monotonic()
+    data = {
+        name: Data(held(one.use), held(one.private) if one.private else None)
+        for name, one in datasets(given.data).items()
+    }
+    print(f"decoded in {time.monotonic() - given.begun:.1f} s", flush=True)
+    tasks: list[Task] = [
+        (protocol, name, seed)
+        for seed in range(given.seeds)
+        for raw_first in (True, False)
+        for name in METHODS
+        for protocol in data
+        if (name == "raw") == raw_first
+    ]
+    context = multiprocessing.get_context("fork")  # the frames are shared; CUDA begins after it
+    taken = context.Value("i", 0)
+    workers = [context.Process(target=work, args=(i, tasks, taken, data, given)) for i in range(given.jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    print(f"{len(list(given.output.glob('*.json')))} of {len(tasks)} tasks are done", flush=True)
+    if any(worker.exitcode for worker in workers):
+        sys.exit("a worker failed")
+
+
+def merge(folder: Path, output: Path) -> None:
+    """One comparison for each protocol, of all seeds that are there."""
+    output.mkdir(parents=True, exist_ok=True)
+    for protocol in sorted({path.name.split(".")[0] for path in folder.glob("*.json")}):
+        joined: list[Result] = []
+        for name in METHODS:
+            parts = [
+                load(path) for path in sorted(folder.glob(f"{protocol}.{name.replace(' ', '-')}.*.json"))
+            ]
+            if not parts:
+                continue
+            raw = [load(path) for path in sorted(folder.glob(f"{protocol}.raw.*.json"))]
+            seeds = [seed for part in parts for seed in part.settings["seeds"]]
+            joined.append(
+                dataclasses.replace(
+                    parts[0],
+                    rows=merged(row for part in parts for row in part.rows),
+                    raw=merged(row for part in raw for row in part.rows),
+                    seconds=sum(part.seconds for part in parts),
+                    settings={**parts[0].settings, "seeds": seeds},
+                )
+            )
+        written = write(joined, output / protocol)
+        print(json.dumps({"protocol": protocol, "methods": len(joined), "page": str(written.html)}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for verb in ("regions", "table", "merge"):
+        one = verbs.add_parser(verb)
+        one.add_argument("data", type=Path)
+        one.add_argument("-o", "--output", type=Path, required=True)
+        if verb == "table":
+            one.add_argument("--regions", type=Path)
+            one.add_argument("--seconds", type=float, default=1e9, help="take no task that may end later")
+            one.add_argument("--seeds", type=int, default=3)
+            one.add_argument("--jobs", type=int, default=4, help="tasks done at once")
+            one.add_argument("--keep", type=Path, help="folder for recognizers of raw video")
+            one.add_argument("--device", default="cuda")
+            one.add_argument("--tiny", action="store_true", help="to see that it runs")
+    given = parser.parse_args()
+    if given.verb == "regions":
+        record(given.data, given.output)
+    elif given.verb == "table":
+        given.keep = given.keep or given.output / "keep"
+        table(given)
+    else:
+        merge(given.data, given.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""The audit as a user asks for it: names of methods and datasets in, a report and a few sentences out."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import veil
+from veil.audit import report
+from veil.audit.identify import Comparison, compare_folders, paths_of
+from veil.audit.judge import Data, judge
+from veil.audit.result import Picture, Result, Row
+from veil.audit.suites import ALWAYS, SUITES
+from veil.core import Anonymizer, VeilError
+from veil.data import Dataset, read
+from veil.methods import make
+from veil.nn import image, video
+from veil.run import Run
+from veil.video import open_source
+
+RAW = "raw"
+
+
+class Progress(Protocol):
+    """How far it is: so much done, of so much, of what."""
+
+    def __call__(self, done: int, total: int | None, words: str | None = None) -> None:
+        """Tell it."""
+        ...
+
+
+def kept_folder() -> Path:
+    """Where audits are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "veil" / "audit"
+
+
+def audit_methods(
+    methods: Sequence[str],
+    output: Path,
+    *,
+    data: str = "synthetic",
+    root: str | Path | None = None,
+    private: str | None = None,
+    private_root: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    suite: str = "standard",
+    seeds: int | None = None,
+    actions: Sequence[str] = (),
+    attributes: Sequence[str] = (),
+    weights: Mapping[str, str] | None = None,
+    device: str | None = None,
+    jobs: int | None = None,
+    fresh: bool = False,
+    command: str = "",
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda words: None,
+) -> tuple[Path, list[str]]:
+    """Audit methods by their names and write the report; the page, and the verdicts."""
+    if not methods:
+        raise VeilError("there is nothing to audit: name a method, or several after --compare.")
+    anonymizers = {name: _anonymizer(name) for name in dict.fromkeys(methods)}
+    chosen = SUITES[suite]
+    if weights:
+        _check_weights(weights)
+        chosen = replace(chosen, weights=dict(weights))
+    if seeds is not None and seeds < 1:
+        raise VeilError(f"--seeds {seeds} trains nothing; at least 1 is needed.")
+    where = _device(device)
+    cores = os.cpu_count() or 1
+    if where.type == "cpu" and suite != "quick":
+        say(f"there is no GPU in use: the suite '{suite}' takes hours or days here; --quick takes minutes.")
+    use = _dataset(data, root, options or {}, chosen.size, chosen.videos)
+    other = _dataset(private, private_root, {}, chosen.size, chosen.videos) if private else None
+    asked = Data(use, other, tuple(actions), tuple(attributes))
+    asked.questions()  # what cannot be asked is said before anything is read
+    output.mkdir(parents=True, exist_ok=True)
+    keep = kept_folder()
+    if fresh:
+        shutil.rmtree(keep, ignore_errors=True)
+    results = judge(
+        anonymizers,
+        asked,
+        chosen,
+        seeds=None if seeds is None else range(seeds),
+        device=str(where),
+        jobs=jobs or (1 if where.type == "cuda" else cores),
+        keep=keep,
+        command=command,
+        progress=(lambda words, done, total: progress(done, total, words)) if progress else None,
+    )
+    written = report.write(results, output)
+    return written.html, [f"{result.method}: {result.verdict()}" for result in results]
+
+
+def audit_videos(
+    raw: Path,
+    anonymized: Path,
+    gallery: Path,
+    output: Path,
+    *,
+    command: str = "",
+    progress: Progress | None = None,
+) -> tuple[Path, list[str]]:
+    """Judge videos that some other tool anonymized, by the raw ones and stills of the people in them."""
+    begun = time.monotonic()
+    comparison = compare_folders(raw, anonymized, gallery, progress=progress)
+    before, after = comparison.raw, comparison.anonymized
+    asked = Row(
+        role="leakage",
+        target="face",
+        by="face embedding",
+        knows="embedding",
+        after="8-bit",
+        protocol="gallery of stills",
+        metric="recognised",
+        values=(after.recognised / after.probes if after.probes else math.nan,),
+        chance=0.0,
+        n=after.probes,
+        notes=comparison.notes,
+    )
+    rows = [asked]
+    if after.rank1 is not None and len(comparison.names) > 1:
+        score = after.rank1
+        rows.append(
+            replace(
+                asked,
+                metric=score.metric,
+                values=(score.value,),
+                chance=score.chance or 0.0,
+                n=score.n,
+                interval=score.interval,
+            )
+        )
+    sums = (
+        f"In {before.frames_with_detection} of {before.frames} raw frames looked at and in {after.frames_with_detection} "
+        f"anonymized ones a face is detected; of {after.probes} faces that raw video tells, {after.recognised} are still "
+        f"recognised. {comparison.unchanged} of {comparison.frames} frames were left unchanged; "
+        f"{comparison.changed:.1%} of pixels changed."
+    )
+    result = Result(
+        method=anonymized.name,
+        params={},
+        data=f"{len(comparison.pairs)} videos, {comparison.frames} frames; gallery: {', '.join(comparison.names)}",
+        rows=tuple(rows),
+        raw=(replace(asked, values=(1.0,), notes=()),),
+        settings={"every": comparison.every, "threshold": comparison.threshold},
+        untested=(
+            "Whether the video is still of use: it has no labels.",
+            "Attackers that learn from this tool's output: they need labelled videos (`veil audit METHOD`).",
+            "Bodies, gait, clothes and places.",
+            *ALWAYS,
+        ),
+        command=command,
+        seconds=time.monotonic() - begun,
+        device="cpu",
+        version=veil.__version__,
+        pictures=tuple(_moments(raw, anonymized, comparison)),
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    return report.write([result], output).html, [result.verdict(), sums]
+
+
+def _moments(raw: Path, anonymized: Path, comparison: Comparison) -> Iterator[Picture]:
+    """The middle frame of some pairs."""
+    for pair in comparison.pairs[:4]:
+        both = []
+        for place in paths_of(raw, anonymized, pair.name):
+            with closing(open_source(place)) as source:
+                frames = (frame for window in source.windows() for frame in window.frames)
+                both.append(next(islice(frames, pair.frames // 2, None)))
+        yield Picture(pair.name, both[0], both[1])
+
+
+def _anonymizer(name: str) -> Anonymizer | None:
+    if name == RAW:
+        return None
+    if Path(name).exists():
+        run = Run.open(name)
+        raise VeilError(
+            f"{name} is a run of '{run.kind}', which anonymizes nothing: name a method or another run."
+        )
+    return make(name)
+
+
+def _dataset(
+    name: str, root: str | Path | None, options: Mapping[str, Any], size: int, videos: int | None
+) -> Dataset:
+    if name == "synthetic":
+        options = {"size": size, **({"count": videos} if videos else {}), **options}
+    return read(name, root, **options)
+
+
+def _device(device: str | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        where = torch.device(device)
+        torch.empty(1, device=where)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise VeilError(f"device '{device}' cannot be used here: {str(error).splitlines()[0]}") from error
+    return where
+
+
+def _check_weights(weights: Mapping[str, str]) -> None:
+    for net, path in weights.items():
+        if net not in {*image.IMAGE_NETS, *video.VIDEO_NETS}:
+            raise VeilError(
+                f"there is no network '{net}'; there are {', '.join([*image.IMAGE_NETS, *video.VIDEO_NETS])}."
+            )
+        if not Path(path).is_file():
+            raise VeilError(f"{path} is not there: --weights {net}=FILE names a file of published weights.")

@@ -1,0 +1,187 @@
+"""What an audit found, written for people and for programs: a page, a text for papers, and plain data.
+
+`audit.html` says first what a data-protection officer needs (the verdict and why to doubt it), then what a researcher
+needs (every row, and how it was measured); `audit.md` says the same in tables; `audit.json` holds all of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from veil.audit.findings import (
+    WEAK_WITNESS,
+    best,
+    cautions,
+    cells,
+    chance_of,
+    excess_of,
+    facts,
+    is_raw,
+    listed,
+    loss,
+    named,
+    notes,
+    questions,
+    several,
+    share,
+    span,
+    spread,
+    summary,
+    title,
+    untested,
+    weak,
+    with_raw,
+    word,
+)
+from veil.audit.page import page
+from veil.audit.result import KNOWLEDGE, Result, TradeOff, trade_offs
+from veil.core import VeilError
+from veil.draft import Draft
+
+
+class Written(NamedTuple):
+    """The files of one report."""
+
+    html: Path
+    json: Path
+    markdown: Path
+
+
+def write(results: Sequence[Result], folder: Path) -> Written:
+    """Write `audit.html`, `audit.json` and `audit.md`; each is whole or not there, and replaces an earlier one."""
+    if not results:
+        raise VeilError("there is no result to report: audit one method at least")
+    offs = trade_offs(results)
+    data = {"results": [result.to_json() for result in results], "trade_offs": [*map(_data, offs)]}
+    places = Written(folder / "audit.html", folder / "audit.json", folder / "audit.md")
+    texts = page(results, offs), json.dumps(data, indent=1) + "\n", markdown(results, offs)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VeilError(f"{folder} could not be made ({error.strerror}); choose another folder") from error
+    drafts: list[Draft] = []
+    try:
+        for place, text in zip(places, texts, strict=True):
+            drafts.append(Draft(place, overwrite=True))
+            with drafts[-1].told():
+                drafts[-1].path.write_bytes(text.encode("utf-8", "replace"))
+        for draft in drafts:  # only when all of them are whole: the three files are of one audit
+            draft.publish()
+    finally:
+        for draft in drafts:
+            draft.discard()
+    return places
+
+
+def _data(off: TradeOff) -> dict[str, Any]:
+    volume = None if math.isnan(off.hypervolume) else off.hypervolume  # JSON has no nan
+    return {**dataclasses.asdict(off), "hypervolume": volume}
+
+
+def markdown(results: Sequence[Result], offs: Sequence[TradeOff]) -> str:
+    """The audit as Markdown: verdict, headlines, every row, what was not tested, how it was measured."""
+    rows = [row for result in results for row in result.rows]
+    lines = [f"# {_plain(title(results))}", ""]
+    if len(results) > 1:
+        _, lead, more = summary(results)
+        lines += [f"**{_plain(lead)}** {_plain(more)}".rstrip(), ""]
+    for name, result in named(results):
+        head = (
+            f"**{_plain(name)}** ({word(result).lower()}): " if len(results) > 1 else f"**{word(result)}.** "
+        )
+        lines += [head + _plain(result.verdict()), ""]
+        if doubts := cautions(result):
+            lines += [*(f"- Caution: {_plain(sentence)}" for sentence in doubts), ""]
+    if rows:
+        reads = "Of attackers the one that finds most, of recognizers the one that keeps most of a use: mean over seeds"
+        bold = " Bold: the best of the column, raw video apart." if several(results) else ""
+        lines += ["## Headlines", "", table_markdown(results), "", f"{reads} [95% interval].{bold}", ""]
+    if offs:
+        names = [name for name, _ in named(results)]
+        table = [
+            [
+                *map(_plain, (o.use, o.private)),
+                share(o.hypervolume),
+                _plain(listed([names[i] for i in o.front])),
+            ]
+            for o in offs
+        ]
+        head = ["use", "private", "normalised hypervolume", "on the front"]
+        lines += ["## Trade-off", "", _table(head, table, "llrl"), ""]
+    if rows:
+        shown = {row.knows for row in rows}
+        lines += ["## Every row", "", _every_row(results), ""]
+        lines += [f"- *{knows}*: {means}." for knows, means in KNOWLEDGE.items() if knows in shown]
+        lines += [f"- *weak*: {WEAK_WITNESS}", *(f"- {_plain(note)}" for note in notes(rows)), ""]
+    if silent := untested(results):
+        lines += ["## Not tested", "", *(f"- {_plain(sentence)}" for sentence in silent), ""]
+    lines += ["## How it was measured", ""]
+    for fact, values in facts(results):
+        told = [(f"{_plain(name)}: " if name else "") + _quoted(fact, value) for name, value in values]
+        lines += [f"- {_plain(fact)}: {told[0]}"] if len(told) == 1 else [f"- {_plain(fact)}:"]
+        lines += [f"  - {one}" for one in told if len(told) > 1]
+    return "\n".join(lines) + "\n"
+
+
+def table_markdown(results: Sequence[Result]) -> str:
+    """Methods by questions as a Markdown table, with raw video and chance; the best of a column is bold."""
+    first = [_plain(name) for name, _ in named(results)]
+    first += ["chance"] if with_raw(results) else ["raw video", "chance"]
+    head, columns = ["method"], [first]
+    for question in questions(row for result in results for row in result.rows):
+        role, target, protocol = question
+        column = cells(results, question)
+        known = [cell for cell in column if cell]
+        metric = known[0][1].metric if known else ""
+        head.append(_plain(f"{target} {'↑' if role == 'utility' else '↓'} {metric} ({protocol})"))
+        most = best(column, role) if several(results) else math.nan
+        told = []
+        for cell in column:
+            if cell is None:
+                told.append("–")
+                continue
+            result, row = cell
+            value = (
+                f"**{share(row.value)}**" if row.value == most and not is_raw(result) else share(row.value)
+            )
+            other = f" {_plain(row.metric)}" if row.metric != metric else ""
+            told.append(value + other + (f" [{span(row.interval)}]" if row.interval else ""))
+        raw = known[0][0].raw_of(known[0][1]) if known else None
+        told += [] if with_raw(results) else [share(raw.value if raw else None)]
+        columns.append([*told, share(chance_of(known[0][1]) if known else None)])
+    return _table(head, list(zip(*columns, strict=True)), "l" + "r" * (len(head) - 1))
+
+
+def _every_row(results: Sequence[Result]) -> str:
+    head = ["method", "role", "target", "by", "knows", "after", "protocol", "metric", "mean", "seeds"]
+    head += ["95% interval", "n", "chance", "raw", "excess", "train loss"]
+    table = []
+    for name, result in named(results):
+        for row in result.rows:
+            raw = result.raw_of(row)
+            words = name, row.role, row.target, row.by, row.knows, row.after, row.protocol, row.metric
+            numbers = share(row.value), spread(row), span(row.interval), str(row.n), share(chance_of(row))
+            beside = share(raw.value if raw else None), share(excess_of(result, row))
+            table.append([*map(_plain, words), *numbers, *beside, loss(row) + " (weak)" * weak(row)])
+    return _table(head, table, "l" * 8 + "r" * 8)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+    rule = ["---:" if side == "r" else "---" for side in align]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *rows])
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return re.sub(r"([\\`*\[\]<>|&])", r"\\\1", " ".join(text.split()))
+
+
+def _quoted(fact: str, text: str) -> str:
+    """A command as code, the rest as text."""
+    return f"`{' '.join(text.split())}`" if fact == "command" and "`" not in text else _plain(text)

@@ -1,0 +1,203 @@
+"""Recipes: a TOML file becomes a checked frozen dataclass.
+
+The dataclass is the only place that says what a recipe holds: its types are the checks, the flags (``--set key=value``)
+and the web form. The top-level key ``method`` says which dataclass is meant. TOML has no word for nothing, so the text
+``"none"`` stands for it where a value may be absent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+import tomllib
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from veil.core import VeilError
+
+T = TypeVar("T")
+Origin = Callable[[str], str]
+METHOD = "method"
+
+
+def read(path: str | Path, kind: type[T], sets: Sequence[str] = ()) -> T:
+    """The recipe in a TOML file, with what ``KEY.SUB=VALUE`` of `sets` changes in it."""
+    path = Path(path)
+    data = _load(path)
+    given: set[str] = set()
+    for text in sets:
+        given.add(_put(data, text))
+    if METHOD not in {field.name for field in dataclasses.fields(kind)}:  # type: ignore[arg-type]
+        data.pop(METHOD, None)
+    return checked(data, kind, lambda key: "--set" if key in given else str(path))
+
+
+def checked(data: Mapping[str, Any], kind: type[T], origin: Origin = lambda key: "the recipe") -> T:
+    """A recipe from plain values; `origin` says of a dotted key where its value is from."""
+    plain = _known(kind, data, "", origin)
+    try:
+        # Through JSON, whose strict reading takes a list for a tuple and a text for a path, but no text for a number.
+        return TypeAdapter(kind).validate_json(json.dumps(plain, default=str), strict=True)
+    except ValidationError as error:
+        raise VeilError(_sentence(error, plain, origin)) from error
+    except VeilError as error:  # of the dataclass's own __post_init__
+        raise VeilError(f"{origin('')}: {error}") from error
+
+
+def kind_of(path: str | Path) -> str:
+    """The method that a recipe is of."""
+    method = _load(Path(path)).get(METHOD)
+    if not isinstance(method, str):
+        raise VeilError(f'{path} does not say of which method it is; begin it with {METHOD} = "..."')
+    return method
+
+
+def schema(kind: type) -> dict[str, Any]:
+    """The JSON schema of a recipe, for a web form."""
+    return TypeAdapter(kind).json_schema()
+
+
+def as_dict(recipe: Any) -> dict[str, Any]:
+    """The recipe as values that JSON can hold."""
+    return TypeAdapter(type(recipe)).dump_python(recipe, mode="json")
+
+
+def to_toml(recipe: Any, method: str | None = None) -> str:
+    """The recipe as the text of a file that `read` makes the same recipe of."""
+    head = {METHOD: method} if method is not None else {}
+    return "\n".join(_lines({**head, **as_dict(recipe)}, ())).strip() + "\n"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """ ", did you mean …?" where one of the known words is close to the given one."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f", did you mean '{close[0]}'?" if close else ""
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise VeilError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise VeilError(f"{path} is no TOML: {error}.") from error
+
+
+def _put(data: dict[str, Any], text: str) -> str:
+    """Put the value of ``KEY.SUB=VALUE`` into its place; gives the dotted key."""
+    key, equals, written = text.partition("=")
+    key = key.strip()
+    parts = key.split(".")
+    if not equals or not all(parts):
+        raise VeilError(f"--set {text}: write it as KEY=VALUE or KEY.SUB=VALUE.")
+    table = data
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise VeilError(f"--set {text}: '{part}' is a value and has nothing in it.")
+    table[parts[-1]] = _value(written.strip())
+    return key
+
+
+def _value(written: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {written}")
+    except tomllib.TOMLDecodeError:
+        return written
+    return parsed["value"] if len(parsed) == 1 else written
+
+
+def _known(hint: Any, value: Any, key: str, origin: Origin) -> Any:
+    """The value with "none" as None; refuses keys that the dataclasses in the hint do not have."""
+    choices = _choices(hint)
+    if value == "none" and type(None) in choices:
+        return None
+    inner = next((choice for choice in choices if dataclasses.is_dataclass(choice)), None)
+    if inner is not None and isinstance(value, Mapping):
+        hints = get_type_hints(inner, include_extras=True)
+        names = [field.name for field in dataclasses.fields(inner) if field.init]
+        for name in value:
+            if name not in names:
+                dotted = _dotted(key, name)
+                has = f"; it has {', '.join(names)}" if len(names) <= 12 else ""
+                raise VeilError(f"{origin(dotted)}: there is no '{dotted}'{nearest(name, names)}{has}.")
+        return {name: _known(hints[name], part, _dotted(key, name), origin) for name, part in value.items()}
+    for choice in choices:
+        arguments = [argument for argument in get_args(choice) if argument is not Ellipsis]
+        kind = get_origin(choice)
+        if kind in (list, tuple, Sequence) and isinstance(value, list) and arguments:
+            each = arguments if len(arguments) == len(value) else [arguments[0]] * len(value)
+            return [
+                _known(h, part, _dotted(key, i), origin)
+                for i, (h, part) in enumerate(zip(each, value, strict=True))
+            ]
+        if kind in (dict, Mapping) and isinstance(value, dict) and len(arguments) == 2:
+            return {
+                name: _known(arguments[1], part, _dotted(key, name), origin) for name, part in value.items()
+            }
+    return value
+
+
+def _choices(hint: Any) -> list[Any]:
+    """The types that a hint allows, without what is annotated to them."""
+    if get_origin(hint) is Annotated:
+        return _choices(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        return [choice for argument in get_args(hint) for choice in _choices(argument)]
+    return [hint]
+
+
+def _dotted(key: str, name: Any) -> str:
+    return f"{key}.{name}" if key else str(name)
+
+
+def _sentence(error: ValidationError, plain: Any, origin: Origin) -> str:
+    first = error.errors()[0]
+    parts: list[str] = []
+    for part in first["loc"]:  # without the names that pydantic gives to the members of a union
+        try:
+            plain = plain[part]
+        except (LookupError, TypeError):
+            if first["type"] != "missing":
+                break
+        parts.append(str(part))
+    key = ".".join(parts)
+    if first["type"] == "missing":
+        return f"{origin(key)}: '{key}' is missing, and it has no default."
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+    message = message.replace("should be an object", "should be a table")
+    where = f"{key} = {_written(first['input'])} " if key else ""
+    return f"{origin(key)}: {where}{message}."
+
+
+def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+    """A table in TOML: its values before the tables in it."""
+    tables = {name: value for name, value in table.items() if isinstance(value, Mapping)}
+    lines = [f"{_name(name)} = {_written(value)}" for name, value in table.items() if name not in tables]
+    for name, value in tables.items():
+        inside = (*path, _name(name))
+        lines += ["", f"[{'.'.join(inside)}]", *_lines(value, inside)]
+    return lines
+
+
+def _name(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _written(name)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_name(name)} = {_written(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    text = "none" if value is None else str(value)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

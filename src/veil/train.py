@@ -1,0 +1,191 @@
+"""Training from a recipe: every recipe is a game, batches by number, and a check on validation data.
+
+``veil train RECIPE.toml -o RUN`` plays the game, logs, saves, and keeps the checkpoint that does best in the check; after
+a kill it goes on from the last checkpoint as if nothing had happened, since a batch is a function of its number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+from safetensors.torch import save_file
+from torch import distributed
+
+from veil import config
+from veil.audit.footage import gather
+from veil.audit.recognize import Batches, Effort, Recognizer, Sees, fresh, validated
+from veil.core import VeilError
+from veil.data import read as read_data
+from veil.draft import Draft
+from veil.fit import Game, Move, Schedule, Setup, fit, launch, rank, world
+from veil.run import Run
+
+Progress = Callable[[int, int, dict[str, float]], None]  # step, steps in all, what was measured last
+
+
+@dataclass(frozen=True)
+class Training:
+    """A recipe made ready: all that the loop needs."""
+
+    game: Game[Any]
+    batch: Callable[[int], Any]  # by its number, from 0
+    check: Callable[[], dict[str, float]]  # on validation data; chosen by "val"
+    weights: Callable[[], dict[str, torch.Tensor]]  # of the network that the run is made for
+
+
+class Recipe(Protocol):
+    """How something is trained; a frozen dataclass in the file of its method."""
+
+    @property
+    def steps(self) -> int:
+        """Batches in all."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of everything that is left to chance."""
+        ...
+
+    def training(self, device: torch.device, devices: int) -> Training:
+        """Read the data, build the networks."""
+        ...
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Recognize:
+    """A recognizer of actions, people or attributes, trained on raw video: `--weights NET=RUN` begins an attack with it."""
+
+    target: Literal["action", "identity", "attributes"] = "action"
+    net: str = "small3d"
+    sees: Sees = "clips"
+    data: str = "synthetic"
+    root: str | None = None
+    options: dict[str, str | int] = Field(default_factory=dict)
+    size: Annotated[int, Field(ge=16, le=512)] = 56
+    frames: Annotated[int, Field(ge=1, le=256)] = 16  # kept of each video
+    length: Annotated[int, Field(ge=1, le=64)] = 8  # of a clip
+    steps: Annotated[int, Field(ge=2)] = 600
+    batch: Annotated[int, Field(ge=1)] = 32
+    lr: Annotated[float, Field(gt=0)] = 3e-3
+    weight_decay: Annotated[float, Field(ge=0)] = 0.02
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    seed: int = 0
+
+    def training(self, device: torch.device, devices: int) -> Training:
+        """See `Recipe`."""
+        options = {"size": self.size} if self.data == "synthetic" else {}
+        dataset = read_data(self.data, self.root, **{**options, **self.options})
+        footage = gather(dataset, None, size=self.size, frames=self.frames)
+        train, val = footage.split("train"), footage.split("val").to(device)
+        if self.target not in train.targets() or self.target not in val.targets():
+            raise VeilError(f"the videos of {self.data} do not say {self.target}; choose another target.")
+        frames, truth = train.frames.to(device), train.truth(self.target).to(device)
+        effort = Effort(steps=self.steps, batch=self.batch, lr=self.lr, length=self.length)
+        recognizer = Recognizer(self.net, self.sees)
+        trained = fresh(
+            recognizer, self.target, frames, len(train.classes(self.target)), effort, self.seed, None
+        )
+        trained.net.to(device)
+        cuda = device.type == "cuda"
+        plan = Schedule(warmup=self.steps // 20, shape="cosine", updates=self.steps, floor=0.01)
+        move = Move("learn", (trained.net,), trained.terms, self.lr, "adamw", self.weight_decay, plan)
+        setup = Setup(
+            seed=self.seed,
+            precision="bf16" if cuda else "fp32",
+            clip=5.0,
+            ema=self.ema,
+            channels_last=cuda,
+            devices=devices,
+        )
+        batches = Batches(recognizer, frames, truth, effort, self.seed, mirror=self.target != "action")
+        return Training(
+            Game([move], setup),
+            batches,
+            lambda: {"val": validated(trained, val)[0]},
+            trained.net.state_dict,
+        )
+
+
+RECIPES: dict[str, type[Recipe]] = {"recognize": Recognize}
+
+
+def train(
+    recipe: str | Path,
+    output: str | Path,
+    *,
+    sets: tuple[str, ...] = (),
+    resume: bool = False,
+    devices: int = 1,
+    device: str | None = None,
+    every: int = 50,
+    tensorboard: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Train what a recipe says into a run folder, and return the weights that did best on validation data."""
+    method = config.kind_of(recipe)
+    if method not in RECIPES:
+        raise VeilError(
+            f"{recipe} is of method '{method}'{config.nearest(method, RECIPES)}; there are {', '.join(RECIPES)}."
+        )
+    made = config.read(recipe, RECIPES[method], sets)
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    accelerator = "cuda" if where.startswith("cuda") else "cpu"
+    arguments = (method, made, Path(output), resume, devices, where, every, tensorboard)
+    if devices == 1:
+        return _train(*arguments, progress)
+    return launch(_train, devices, *arguments, accelerator=accelerator)
+
+
+def _train(
+    method: str,
+    recipe: Recipe,
+    output: Path,
+    resume: bool,
+    devices: int,
+    device: str,
+    every: int,
+    tensorboard: bool,
+    progress: Progress | None = None,
+) -> Path:
+    if device == "cuda" and devices > 1:
+        device = f"cuda:{rank() % torch.cuda.device_count()}"
+    plain = config.as_dict(recipe)
+    if resume:
+        run = Run.open(output, recipe=plain, kind=method, seed=recipe.seed, tensorboard=tensorboard)
+    else:
+        run = Run.create(output, plain, method, recipe.seed, tensorboard=tensorboard)
+    with run:
+        training = recipe.training(torch.device(device), devices)
+        game = training.game
+        first = run.load(game) if resume else 0
+        best = max((r["val"] for r in run.records() if "val" in r and r["step"] <= first), default=-math.inf)
+        for measured in fit(game, map(training.batch, range(first, recipe.steps))):
+            if measured.step % every and measured.step != recipe.steps:
+                continue
+            run.log(measured)
+            found = training.check()
+            run.log(found, measured.step)
+            run.save(game, best=found["val"] > best)
+            best = max(best, found["val"])
+            if progress:
+                progress(
+                    measured.step, recipe.steps, {**{k: float(v) for k, v in measured.terms.items()}, **found}
+                )
+        if world() > 1:
+            distributed.barrier()  # the best checkpoint is there when the first process has written it
+        run.load(game, "best")
+        weights = output / "weights.safetensors"
+        if rank() == 0:
+            draft = Draft(weights, overwrite=True)
+            save_file({name: value.contiguous() for name, value in training.weights().items()}, draft.path)
+            draft.publish()
+            run.plot()
+        run.finish()
+    return weights
