@@ -84,8 +84,8 @@ SUITE = Suite(
     uses=(Recognizer("r3d_18", "clips"),),
     attackers=(Recognizer("resnet18", "frames"), Recognizer("r3d_18", "clips")),
     efforts={
-        "frames": Effort(steps=700, rounds=2, batch=64, length=8),
-        "clips": Effort(steps=450, rounds=2, batch=32, length=8),
+        "frames": Effort(steps=1000, rounds=2, batch=64, length=8),
+        "clips": Effort(steps=1300, rounds=2, batch=32, length=8),
     },
     restoring=Restoring(steps=400, batch=64, width=24),
     after=("8-bit",),
@@ -246,11 +246,6 @@ def work(worker: int, tasks: list[Task], taken, data: dict[str, Data], given: ar
             print(
                 f"    {row.target:10s} {row.by:22s} {row.knows:9s} {row.value:.3f} (chance {row.chance:.3f}) loss {loss}"
             )
-        if name == protocol.partition(".")[0]:
-            pictures = {
-                f"{i}": np.concatenate([p.raw, p.anonymized], 1) for i, p in enumerate(result.pictures)
-            }
-            np.savez_compressed(path.with_suffix(".npz"), **pictures)  # type: ignore[arg-type]
 
 
 def tiny(suite: Suite) -> Suite:

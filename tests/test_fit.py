@@ -8,11 +8,13 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.nn import functional as F
 
 from veil import fit as fit_module
@@ -515,6 +517,22 @@ def test_without_fabric_one_sentence(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(VeilError, match=r"pip install 'veil-video\[train\]'"):
         launch(print, 2, accelerator="cpu")
+
+
+def test_a_sentence_of_another_process_stays_one_sentence(monkeypatch):
+    text = "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
+
+    def launched(error: str) -> None:
+        def fail(*_: object) -> None:
+            raise ProcessRaisedException(text + error, 1, 4321)
+
+        monkeypatch.setattr(fit_module, "_fabric", lambda **_: SimpleNamespace(launch=fail))
+        launch(print, 2, accelerator="cpu")
+
+    with pytest.raises(VeilError, match=r"^the folder is full$"):
+        launched("  raise\nveil.core.VeilError: the folder is full\n")
+    with pytest.raises(ProcessRaisedException, match="KeyError"):
+        launched("  raise\nKeyError: 3\n")
 
 
 def together(steps: int) -> dict:

@@ -169,7 +169,7 @@ def test_any_size(name):
     """The size of the papers on privacy, the published one, and odd ones."""
     published = VIDEO_NETS[name].frames, VIDEO_NETS[name].size, VIDEO_NETS[name].size
     with torch.device("meta"):
-        net = VIDEO_NETS[name].build(7)
+        net = VIDEO_NETS[name].build(7).eval()
     for frames, height, width in ((16, 112, 112), published, (1, 33, 70)):
         assert net(torch.empty(2, 3, frames, height, width, device="meta")).shape == (2, 7)
 

@@ -29,6 +29,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from veil.core import VeilError
 
@@ -422,8 +423,9 @@ def with_smaller_batches(train: Callable[[int], T], batch: int, least: int = 1) 
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    forms = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(f in str(error) for f in forms)
+    told = str(error).lower()
+    forms = ("out of memory", "can't allocate memory", "alloc_failed")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(form in told for form in forms)
 
 
 def rank() -> int:
@@ -465,15 +467,20 @@ def launch(
     if where == "cuda" and torch.cuda.device_count() < devices:
         raise VeilError(f"{devices} GPUs were asked for, but this machine has {torch.cuda.device_count()}")
     fabric = _fabric(accelerator=where, devices=devices, strategy="ddp_spawn")
-    return pickle.loads(fabric.launch(_called, function, arguments))
+    try:
+        return pickle.loads(fabric.launch(_called, function, arguments))
+    except ProcessRaisedException as error:  # it holds the text of a traceback, not the error itself
+        _, found, sentence = str(error).strip().rpartition(f"{VeilError.__module__}.VeilError: ")
+        if not found or "\n" in sentence:
+            raise
+    raise VeilError(sentence)
 
 
 def _called(fabric: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
-    try:
-        # As bytes, since a tensor that is passed on by handle is gone with the process that made it.
-        return pickle.dumps(function(*arguments))
-    finally:
-        distributed.destroy_process_group()
+    # As bytes, since a tensor that is passed on by handle is gone with the process that made it.
+    result = pickle.dumps(function(*arguments))
+    distributed.destroy_process_group()  # not after an error, when the others may wait in vain
+    return result
 
 
 def _under_torchrun() -> bool:
@@ -560,7 +567,7 @@ def _read(values: Tensor) -> Callable[[], list[float]]:
         return values.tolist
     copy = values.to("cpu", non_blocking=True)
     there = torch.cuda.Event()
-    there.record()
+    there.record(torch.cuda.current_stream(values.device))
 
     def wait() -> list[float]:
         there.synchronize()
@@ -574,7 +581,7 @@ def _seed(seed: int, step: int, device: torch.device) -> None:
     number = int.from_bytes(digest, "little") >> 1
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
-        torch.cuda.manual_seed(number)
+        torch.cuda.manual_seed_all(number)
 
 
 def _forget(weights: list[nn.Parameter]) -> None:

@@ -138,8 +138,8 @@ def train(
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     accelerator = "cuda" if where.startswith("cuda") else "cpu"
     arguments = (method, made, Path(output), resume, devices, where, every, tensorboard)
-    if devices == 1:
-        return _train(*arguments, progress)
+    if devices == 1:  # nothing is pickled then, and progress can be shown
+        arguments = (*arguments, progress)
     return launch(_train, devices, *arguments, accelerator=accelerator)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from veil.audit.identify import Gallery, compare_folders, identify, read_gallery
 from veil.core import Box, Frames, VeilError
 from veil.nn import bodies, faces, weights
 from veil.nn.faces import Seen
-from veil.video import Time, VideoInfo, open_sink
+from veil.video import Time, VideoInfo, open_sink, open_source
 
 RED, GREEN, BLUE = (200, 0, 0), (0, 200, 0), (0, 0, 200)
 LEFT, RIGHT, FAR = (8, 16, 24, 32), (40, 16, 56, 32), (72, 40, 88, 56)
@@ -198,6 +199,26 @@ def test_a_detector_that_fails_flatters_nobody(tmp_path, stills):
     assert found.anonymized.frames_with_detection == 0 and found.anonymized.recognised == 2
 
 
+def test_a_grain_that_softening_takes_away_hides_nobody(tmp_path, stills):
+    class Sharp(Squares):
+        """Whoever has a grain is a stranger."""
+
+        def at(self, image: Frames, boxes) -> list[Seen]:
+            return [
+                one._replace(embedding=one.embedding + (image[22:26, 14:18].std(axis=(0, 1)).max() > 60))
+                for one in super().at(image, boxes)
+            ]
+
+    grain = scene((LEFT, RED), mark=False)
+    grain[16:32, 8:24, 0] = np.where(np.indices((16, 16)).sum(axis=0) % 2, 255, 125)
+    write(tmp_path / "raw.mkv", [scene((LEFT, RED))])
+    write(tmp_path / "veiled.mkv", [grain])
+    for softened, recognised in [((), 0), ((0.02, 0.06), 1)]:
+        files = tmp_path / "raw.mkv", tmp_path / "veiled.mkv"
+        found = compare_folders(*files, stills, Sharp(), softened=softened)
+        assert found.raw.recognised == 1 and found.anonymized.recognised == recognised
+
+
 def test_whom_raw_video_does_not_show_is_no_probe(tmp_path, stills):
     found = compared(tmp_path, stills, [BOTH] * 2, [scene((LEFT, (150, 150, 150)))] * 2)
     assert found.raw.probes == 2 and found.raw.recognised == 0 and found.anonymized.probes == 0
@@ -216,7 +237,7 @@ def test_somebody_who_appears_elsewhere_is_recognised_in_the_frame(tmp_path, sti
 
 
 def test_a_small_hidden_face_in_a_large_frame_is_a_change(tmp_path, stills):
-    noise = np.random.default_rng(0).integers(100, 140, (960, 1280, 3), np.uint8)
+    noise = np.random.default_rng(0).integers(100, 140, (480, 640, 3), np.uint8)
     hidden, near = noise.copy(), noise.copy()
     hidden[100:108, 200:208] = 0
     near[::2, ::3] += 1
@@ -233,15 +254,15 @@ def test_encoding_anew_hides_nothing(tmp_path, stills):
     with open_sink(tmp_path / "again.mp4", info) as sink:
         sink.write(frames, [Time(i * 3600, 3600) for i in range(len(frames))])
     found = compare_folders(tmp_path / "raw.mkv", tmp_path / "again.mp4", stills, Squares())
-    assert found.unchanged == 8 and found.changed < 0.01
+    assert found.unchanged == 8 and found.changed < 0.05
 
 
-@pytest.mark.parametrize("method", ["pixelate:block=2", "blur:weak", "blacken"])
+@pytest.mark.parametrize("method", ["pixelate:4", "blur:weak"])
 def test_a_filter_on_a_face_leaves_no_frame_unchanged(tmp_path, stills, method):
     import veil
     from veil.demo import sample
 
-    write(tmp_path / "raw.mkv", list(sample(8)))
+    write(tmp_path / "raw.mkv", list(sample(6)))
     veil.anonymize_video(tmp_path / "raw.mkv", tmp_path / "veiled.mp4", method)
     found = compare_folders(tmp_path / "raw.mkv", tmp_path / "veiled.mp4", stills, Squares())
     assert found.unchanged == 0
@@ -278,7 +299,7 @@ def test_pairs_by_name(tmp_path, stills):
     (veiled / "report.json").write_text("{}")
     done = []
     found = compare_folders(raw, veiled, stills, Squares(), progress=lambda *now: done.append(now))
-    assert [pair.name for pair in found.pairs] == ["a", "a", str(Path("b/c")), "d"]
+    assert [pair.name for pair in found.pairs] == ["a.mkv", "a.mov", str(Path("b/c")), "d"]
     assert done[-1] == (8, 8)
     one = compare_folders(raw / "a.mkv", veiled / "b" / "c.mkv", stills, Squares())
     assert len(one.pairs) == 1
@@ -355,13 +376,13 @@ def test_the_astronaut_is_recognised_until_she_is_blackened(embedder, astronaut,
 
     gallery = read_gallery(astronaut, embedder)
     assert gallery.names == ("eileen",) and gallery.embeddings.shape == (1, 128)
-    frames = sample(12)
-    raw = identify([frames], gallery, embedder, every=3)
-    assert raw.frames == raw.frames_recognised == 4
+    frames = sample(6)
+    raw = identify([frames], gallery, embedder, every=2)
+    assert raw.frames == raw.frames_recognised == 3
     write(tmp_path / "raw.mkv", list(frames))
     veil.anonymize_video(tmp_path / "raw.mkv", tmp_path / "veiled.mp4", "blacken")
     found = compare_folders(tmp_path / "raw.mkv", tmp_path / "veiled.mp4", gallery, embedder, every=3)
-    assert found.anonymized.probes >= 4 and found.anonymized.recognised == 0 and found.unchanged == 0
+    assert found.anonymized.probes >= 2 and found.anonymized.recognised == 0 and found.unchanged == 0
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 7), (40, 300)])
@@ -379,22 +400,20 @@ def test_two_presidents(embedder, tmp_path):
     gallery = read_gallery(SHARED / "faces", embedder)
     assert gallery.names == ("astronaut", "biden", "obama")
     assert gallery.notes == ("the still t1.jpg is left out: it shows 6 people, none much larger",)
-    raw = SHARED / "video" / "obama_speech.mp4"
-    veil.anonymize_video(raw, tmp_path / "obama_speech.mp4", "blacken")
-    found = compare_folders(raw, tmp_path / "obama_speech.mp4", gallery, embedder, every=35)
-    assert (found.raw.frames, found.raw.probes, found.raw.recognised) == (3, 6, 6)
-    assert (found.anonymized.probes, found.anonymized.recognised) == (6, 0)
+    with closing(open_source(SHARED / "video" / "obama_speech.mp4")) as source:
+        raw = write(tmp_path / "raw.mkv", list(next(source.windows()).frames[:8]))
+    veil.anonymize_video(raw, tmp_path / "veiled.mp4", "blacken")
+    found = compare_folders(raw, tmp_path / "veiled.mp4", gallery, embedder, every=4)
+    assert (found.raw.frames, found.raw.probes, found.raw.recognised) == (2, 4, 4)
+    assert (found.anonymized.probes, found.anonymized.recognised) == (4, 0)
 
 
 @needs_shared
 def test_bodies_are_nearer_to_themselves(monkeypatch):
-    from veil.video import open_source
-
     monkeypatch.setenv(weights.FOLDER_VARIABLE, str(SHARED / "weights"))
     embed = bodies.BodyEmbedder(SHARED / "weights" / "osnet_x0_25_msmt17.onnx")
-    source = open_source(SHARED / "video" / "vtest.avi")
-    frames = next(source.windows()).frames
-    source.close()
+    with closing(open_source(SHARED / "video" / "vtest.avi")) as source:
+        frames = next(source.windows()).frames
     first, later = embed(frames[0]), embed(frames[2])
     assert len(first) == len(later) >= 3 and first[0].embedding.shape == (512,)
     apart = np.array([[np.linalg.norm(a.embedding - b.embedding) for b in later] for a in first])

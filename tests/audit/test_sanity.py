@@ -15,11 +15,11 @@ from veil.audit.result import Result, Row
 from veil.audit.suites import Suite
 from veil.core import Anonymizer, Frames, Veiled
 from veil.data import Dataset, Sample
-from veil.data.synthetic import render_samples
 from veil.data.synthetic import read as read_world
+from veil.data.synthetic import render_samples
 from veil.methods import make
 
-SIZE, LENGTH, VIDEOS = 40, 8, 300
+SIZE, LENGTH, VIDEOS = 40, 8, 480
 MARK = slice(4, 16)  # rows and columns where the mark lives
 SUITE = Suite(
     about="as small as it can be",
@@ -30,7 +30,7 @@ SUITE = Suite(
     uses=(),
     attackers=(Recognizer("small2d", "frames"),),
     efforts={
-        "frames": Effort(steps=160, rounds=1, batch=24, lr=3e-3),
+        "frames": Effort(steps=240, rounds=1, batch=24, lr=3e-3),
         "clips": Effort(steps=110, rounds=1, batch=24, lr=3e-3, length=LENGTH),
         "motion": Effort(steps=110, rounds=1, batch=24, lr=3e-3, length=LENGTH),
     },
@@ -45,7 +45,7 @@ def world() -> tuple[list[Sample], np.ndarray]:
     """Videos of the synthetic world, to plant something in."""
     samples = [replace(s, span=(0, LENGTH)) for s in read_world(count=VIDEOS, size=SIZE).samples]
     frames = np.concatenate(
-        [render_samples(samples[i : i + 50], size=SIZE).numpy() for i in range(0, VIDEOS, 50)]
+        [render_samples(samples[i : i + 60], size=SIZE).numpy() for i in range(0, VIDEOS, 60)]
     )
     return samples, frames
 
@@ -76,7 +76,7 @@ def planted(world: tuple[list[Sample], np.ndarray], secret: str) -> Dataset:
 
 def _marked(video: Frames, lying: int, dice: np.random.Generator) -> Frames:
     stripes = np.sin(2 * np.pi * (np.arange(12) / 4 + dice.random()))
-    badge = np.broadcast_to(stripes[:, None] if lying else stripes, (12, 12)) * np.exp(dice.uniform(1.5, 4))
+    badge = np.broadcast_to(stripes[:, None] if lying else stripes, (12, 12)) * np.exp(dice.uniform(2, 4))
     out = video.astype(np.float32) * 0.6 + 50 + dice.normal(0, 2, video.shape)
     out[:, MARK, MARK] += badge[None, :, :, None]
     return np.clip(np.rint(out), 0, 255).astype(np.uint8)
@@ -84,7 +84,9 @@ def _marked(video: Frames, lying: int, dice: np.random.Generator) -> Frames:
 
 def _swaying(video: Frames, pace: float, dice: np.random.Generator) -> Frames:
     times = np.arange(len(video))
-    shifts = np.rint(4 * np.sin(2 * np.pi * (pace * times + dice.random()))).astype(int) + dice.integers(-4, 5)
+    shifts = np.rint(4 * np.sin(2 * np.pi * (pace * times + dice.random()))).astype(int) + dice.integers(
+        -4, 5
+    )
     return np.stack([np.roll(frame, shift, axis=1) for frame, shift in zip(video, shifts, strict=True)])
 
 
@@ -131,6 +133,12 @@ def audited(name: str, anonymizer: Anonymizer | None, dataset: Dataset, suite: S
     return judge({name: anonymizer}, Data(dataset), suite)[0]
 
 
+def worst(result: Result, target: str) -> Row:
+    row = result.headline("leakage", target)
+    assert row is not None
+    return row
+
+
 def rows(result: Result) -> dict[str, Row]:
     return {f"{row.knows} {row.by}": row for row in result.rows}
 
@@ -144,10 +152,10 @@ def test_a_mark_is_found_gone_or_half_hidden(marked):
     black = audited("black", BlackMark(), marked)
     (raw,) = (row for row in black.raw if row.by == "small2d on frames")
     assert raw.value >= 0.95 and not raw.at_chance
-    assert black.headline("leakage", "attributes").at_chance, black.rows
-    mild = audited("blur", make("blur:kernel=7,sigma=1.4,region=frame"), marked)
-    found = mild.headline("leakage", "attributes")
-    assert black.headline("leakage", "attributes").value + 0.05 < found.value < raw.value - 0.02, (found, raw)
+    assert worst(black, "attributes").at_chance, black.rows
+    mild = audited("blur", make("blur:kernel=7,sigma=1.2,region=frame"), marked)
+    found = worst(mild, "attributes")
+    assert worst(black, "attributes").value + 0.05 < found.value < raw.value - 0.02, (found, raw)
 
 
 def test_a_scramble_is_undone_by_the_restoring_attacker_alone(marked):
@@ -156,7 +164,7 @@ def test_a_scramble_is_undone_by_the_restoring_attacker_alone(marked):
     assert found["raw small2d on frames"].at_chance, found
     assert found["adapted small2d on frames"].at_chance, found
     assert found["restoring small2d on frames"].value >= 0.95, found
-    assert result.headline("leakage", "attributes").knows == "restoring"
+    assert worst(result, "attributes").knows == "restoring"
 
 
 def test_what_leaks_through_motion_alone_is_found(world):
@@ -165,4 +173,4 @@ def test_what_leaks_through_motion_alone_is_found(world):
     found = rows(result)
     assert found["adapted small2d on frames"].at_chance, found
     assert found["adapted small3d on motion"].value > 0.75, found
-    assert result.headline("leakage", "identity").by in ("small3d on clips", "small3d on motion")
+    assert worst(result, "identity").by in ("small3d on clips", "small3d on motion")

@@ -17,7 +17,7 @@ import torch
 
 import veil
 from veil.audit import report
-from veil.audit.identify import Comparison, compare_folders, paths_of
+from veil.audit.identify import compare_folders, paired
 from veil.audit.judge import Data, judge
 from veil.audit.result import Picture, Result, Row
 from veil.audit.suites import ALWAYS, SUITES
@@ -164,21 +164,21 @@ def audit_videos(
         seconds=time.monotonic() - begun,
         device="cpu",
         version=veil.__version__,
-        pictures=tuple(_moments(raw, anonymized, comparison)),
+        pictures=tuple(_moments(raw, anonymized, {pair.name: pair.frames for pair in comparison.pairs})),
     )
     output.mkdir(parents=True, exist_ok=True)
     return report.write([result], output).html, [result.verdict(), sums]
 
 
-def _moments(raw: Path, anonymized: Path, comparison: Comparison) -> Iterator[Picture]:
+def _moments(raw: Path, anonymized: Path, frames: Mapping[str, int]) -> Iterator[Picture]:
     """The middle frame of some pairs."""
-    for pair in comparison.pairs[:4]:
+    for name, *pair in paired(raw, anonymized)[:4]:
         both = []
-        for place in paths_of(raw, anonymized, pair.name):
-            with closing(open_source(place)) as source:
-                frames = (frame for window in source.windows() for frame in window.frames)
-                both.append(next(islice(frames, pair.frames // 2, None)))
-        yield Picture(pair.name, both[0], both[1])
+        for path in pair:
+            with closing(open_source(path)) as source:
+                each = (frame for window in source.windows() for frame in window.frames)
+                both.append(next(islice(each, frames[name] // 2, None)))
+        yield Picture(name, both[0], both[1])
 
 
 def _anonymizer(name: str) -> Anonymizer | None:

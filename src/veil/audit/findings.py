@@ -182,11 +182,6 @@ def cautions(result: Result) -> list[str]:
         if not any(proves(result, row) for row in rows):
             said.append(f"In raw video {target} was not found either: this audit proves nothing about it.")
             continue
-        if above := next((row for row in rows if not row.at_chance), None):
-            said.append(
-                f"Another attacker on {target} ({above.by}, {above.knows}, {above.protocol}) does better than chance: "
-                f"{percent(above.value)}, chance {percent(above.chance)}."
-            )
         trained = [row for row in rows if row.train_loss]
         if trained and all(map(weak, trained)):
             said.append(f"The attackers on {target} did not fit their own training videos: weak witnesses.")

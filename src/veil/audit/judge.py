@@ -4,7 +4,7 @@ For each seed, target and recognizer one *trial* is held::
 
     raw         trained on raw video;                    scored on raw video (what could be had at all)
                                                          and on anonymized video   (knows: raw)
-    adapted     trained on anonymized video;             scored on anonymized video
+    adapted     trained on raw, then anonymized video;   scored on anonymized video
     restoring   trained on raw, then on restored video;  scored on restored video
     h264        adapted, all video after an H.264 round trip
 

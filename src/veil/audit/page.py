@@ -434,7 +434,8 @@ def _trade_offs(results: Sequence[Result], offs: Sequence[TradeOff]) -> list[Htm
 
 
 def _trade_off(results: Sequence[Result], off: TradeOff, key: str) -> Html:
-    names = [name for name, _ in named(results)]
+    names = [named(results)[k][0] for k in off.which]
+    results = [results[k] for k in off.which]
     numbers = "; ".join(
         f"{name}: {off.use} {share(use)}, {off.private} {share(leak)}"
         for name, use, leak in zip(names, off.utility, off.leakage, strict=True)

@@ -28,7 +28,7 @@ After = Literal["8-bit", "h264"]
 
 KNOWLEDGE: dict[Knows, str] = {
     "raw": "trained on raw video, knows nothing of the anonymizer",
-    "adapted": "trained on video that the anonymizer changed",
+    "adapted": "trained on raw video, then on video that the anonymizer changed",
     "restoring": "learned from pairs to undo the anonymizer, then recognises what it restored",
     "embedding": "compares with stills of known people, by a published embedding",
 }
@@ -72,7 +72,7 @@ class Row:
         return low <= self.chance
 
     @property
-    def question(self) -> tuple[str, str, str]:
+    def question(self) -> tuple[Role, str, str]:
         """What a row answers: rows of one question can be compared."""
         return self.role, self.target, self.protocol
 
@@ -109,15 +109,18 @@ class Result:
     version: str = ""
     pictures: tuple[Picture, ...] = ()  # not in the JSON
 
-    def headline(self, role: Role, target: str, protocol: str | None = None) -> Row | None:
-        """The row that counts: of attackers the one that finds most, of uses the adapted one that does best."""
-        rows = [r for r in self.rows if (r.role, r.target) == (role, target)]
-        if protocol is not None:
-            rows = [r for r in rows if r.protocol == protocol]
+    def headline(
+        self, role: Role, target: str, protocol: str | None = None, metric: str | None = None
+    ) -> Row | None:
+        """The row that counts: of attackers the one that finds most, of uses the adapted one that does best.
+
+        An attacker that is above chance counts before one that may be, however much that one seems to find.
+        """
+        rows = [r for r in self.rows if (r.role, r.target) == (role, target) and not math.isnan(r.value)]
+        rows = [r for r in rows if protocol in (None, r.protocol) and metric in (None, r.metric)]
         if role == "utility":
             rows = [r for r in rows if r.knows == "adapted"] or rows
-        rows = [r for r in rows if not math.isnan(r.value)]
-        return max(rows, key=lambda r: (r.value - r.chance) / max(1 - r.chance, 1e-9), default=None)
+        return max(rows, key=lambda r: (not r.at_chance, _above_chance(r)), default=None)
 
     def raw_of(self, row: Row) -> Row | None:
         """What raw video gives for the same question: of all recognizers that were put to it the best."""
@@ -145,49 +148,49 @@ class Result:
 
     def verdict(self) -> str:
         """The audit in a sentence or two, for somebody who has to decide."""
-        leaks = list(self.headlines("leakage"))
-        uses = list(self.headlines("utility"))
+        leaks, uses = list(self.headlines("leakage")), list(self.headlines("utility"))
         said = []
         for row in uses:
             raw = self.raw_of(row)
             beside = (
                 f" (raw {raw.value:.0%}, chance {row.chance:.0%})" if raw and self.method != "raw" else ""
             )
-            said.append(f"{row.target} is recognised in {row.value:.0%}{beside}")
-        kept = "; ".join(said)
+            said.append(f"{row.target}, {row.metric} {row.value:.0%}{beside}")
         told = []
         for row in leaks:
             share = self.excess(row)
-            if row.at_chance:
-                told.append(f"{row.target} is at chance ({row.value:.0%}, chance {row.chance:.0%})")
-            else:
-                left = (
-                    ""
-                    if math.isnan(share) or self.method == "raw"
-                    else f", {share:.0%} of what raw video leaks"
-                )
-                told.append(
-                    f"{row.target} is found with {row.metric} {row.value:.0%} (chance {row.chance:.0%}{left})"
-                )
-        open_ = [row for row in leaks if not row.at_chance]
-        if not leaks:
-            word = "No attacker was put to it."
-        elif not open_:
-            word = "No attacker of this audit did better than chance."
-        else:
-            worst = max(open_, key=lambda r: 0.0 if math.isnan(self.excess(r)) else self.excess(r))
-            word = f"It is not anonymous: the strongest attacker ({worst.by}, {worst.knows}) still finds {worst.target}."
-            if self.method == "raw":
-                word = "This is raw video."
-        return " ".join(
-            part
-            for part in (
-                word,
-                f"Private: {'; '.join(told)}." if told else "",
-                f"Of use: {kept}." if kept else "",
+            left = (
+                "" if math.isnan(share) or self.method == "raw" else f", {share:.0%} of what raw video leaks"
             )
-            if part
-        )
+            where = (
+                f"at chance, {row.metric} {row.value:.0%}"
+                if row.at_chance
+                else f"{row.metric} {row.value:.0%}"
+            )
+            told.append(f"{row.target}, {where} (chance {row.chance:.0%}{'' if row.at_chance else left})")
+        told += [
+            f"{target}, no number"
+            for target in self.targets("leakage")
+            if self.headline("leakage", target) is None
+        ]
+        open_ = [row for row in leaks if not row.at_chance]
+        blind = [
+            row for row in leaks if row.at_chance and ((raw := self.raw_of(row)) is None or raw.at_chance)
+        ]
+        if self.method == "raw":
+            word = "This is raw video."
+        elif open_:
+            worst = max(open_, key=_above_chance)
+            word = f"It is not anonymous: the strongest attacker ({worst.by}, {worst.knows}) still finds {worst.target}."
+        elif not leaks or blind or len(told) > len(leaks):
+            word = (
+                "This audit does not settle it: an attacker that finds nothing in raw video proves nothing."
+            )
+        else:
+            word = "No attacker of this audit did better than chance."
+        private = f"Private: {'; '.join(told)}." if told else ""
+        use = f"Of use: {'; '.join(said)}." if said else ""
+        return " ".join(part for part in (word, private, use) if part)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` gives the result back, without its pictures."""
@@ -216,6 +219,7 @@ class TradeOff:
 
     use: str
     private: str
+    which: tuple[int, ...]  # of the results: those that have numbers for both
     methods: tuple[str, ...]
     utility: tuple[float, ...]
     leakage: tuple[float, ...]
@@ -226,25 +230,44 @@ class TradeOff:
 
 
 def trade_offs(results: Sequence[Result]) -> list[TradeOff]:
-    """Every pair of a use and a private thing that all the results share."""
+    """Every pair of a use and a private thing, of the methods that have numbers for both."""
     found = []
-    uses = [t for t in results[0].targets("utility") if all(t in r.targets("utility") for r in results)]
-    private = [t for t in results[0].targets("leakage") if all(t in r.targets("leakage") for r in results)]
+    uses = dict.fromkeys(
+        (r.target, r.protocol, r.metric) for o in results for r in o.rows if r.role == "utility"
+    )
+    things = dict.fromkeys(
+        (r.target, r.protocol, r.metric) for o in results for r in o.rows if r.role == "leakage"
+    )
     for use in uses:
-        for thing in private:
-            gains = [r.headline("utility", use) for r in results]
-            losses = [r.headline("leakage", thing) for r in results]
-            if not all(gains) or not all(losses):
+        for thing in things:
+            pairs = [
+                (k, o, o.headline("utility", *use), o.headline("leakage", *thing))
+                for k, o in enumerate(results)
+            ]
+            both = [(o, gain, loss) for _, o, gain, loss in pairs if gain and loss]
+            which = tuple(k for k, _, gain, loss in pairs if gain and loss)
+            raws = [(o.raw_of(gain), o.raw_of(loss)) for o, gain, loss in both]
+            known = [(best, worst) for best, worst in raws if best and worst]
+            if not both or not known:
                 continue
-            up, down = [g.value for g in gains if g], [x.value for x in losses if x]
-            raw_use, raw_leak = results[0].raw_of(gains[0]), results[0].raw_of(losses[0])  # type: ignore[arg-type]
-            use_range = (gains[0].chance, raw_use.value if raw_use else max(up))  # type: ignore[union-attr]
-            leak_range = (losses[0].chance, raw_leak.value if raw_leak else max(down))  # type: ignore[union-attr]
+            _, gain, loss = both[0]
+            up, down = [gain.value for _, gain, _ in both], [loss.value for _, _, loss in both]
+            use_range, leak_range = (gain.chance, known[0][0].value), (loss.chance, known[0][1].value)
             volume = hypervolume(up, down, accuracy_range=use_range, leakage_range=leak_range).value
-            names = tuple(r.method for r in results)
-            front = tuple(int(i) for i in pareto_front(up, down))
+            names, front = tuple(o.method for o, _, _ in both), tuple(int(i) for i in pareto_front(up, down))
             found.append(
-                TradeOff(use, thing, names, tuple(up), tuple(down), front, use_range, leak_range, volume)
+                TradeOff(
+                    use[0],
+                    thing[0],
+                    which,
+                    names,
+                    tuple(up),
+                    tuple(down),
+                    front,
+                    use_range,
+                    leak_range,
+                    volume,
+                )
             )
     return found
 
@@ -262,20 +285,30 @@ def load(path: Path) -> Result:
         raise VeilError(f"{path} is no audit's result ({error}).") from error
 
 
+def _above_chance(row: Row) -> float:
+    return (row.value - row.chance) / max(1 - row.chance, 1e-9)
+
+
 def _row(plain: Mapping[str, Any]) -> Row:
     given = dict(plain)
     for key in ("values", "train_loss"):
-        given[key] = tuple(math.nan if v is None else v for v in plain[key])
+        given[key] = tuple(map(_number, plain[key]))
+    given["chance"] = _number(plain["chance"])
     given["notes"] = tuple(plain["notes"])
-    given["interval"] = tuple(plain["interval"]) if plain["interval"] else None
-    given["parts"] = {name: (value[0], value[1]) for name, value in plain["parts"].items()}
+    ends = plain["interval"]
+    given["interval"] = (_number(ends[0]), _number(ends[1])) if ends else None
+    given["parts"] = {name: (_number(value[0]), _number(value[1])) for name, value in plain["parts"].items()}
     return Row(**given)
 
 
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 def _without_nan(value: Any) -> Any:
-    """JSON has no nan: None."""
+    """JSON has neither nan nor infinity: None."""
     if isinstance(value, float | np.floating):
-        return None if math.isnan(value) else float(value)
+        return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -64,33 +64,36 @@ def hold(trial: Trial, seen: Seen) -> list[Found]:
     if "raw" in trial.knows:
         found += [Found("", row) for row in _rows(trial, raw, test, "raw", "8-bit")]
     if "adapted" in trial.knows:
-        adapted = _learned(trial, test)
+        adapted = _learned(trial, test, raw)
         found += [Found("", row) for row in _rows(trial, adapted, test, "adapted", "8-bit")]
     if seen.h264:
-        adapted = _learned(trial, seen.h264)
+        adapted = _learned(trial, seen.h264, raw)
         found += [Found("", row) for row in _rows(trial, adapted, seen.h264, "adapted", "h264")]
     if "restoring" in trial.knows and seen.restored and trial.role == "leakage":
-        less = trial._replace(effort=replace(trial.effort, steps=max(1, trial.effort.steps // 2), rounds=1))
-        restoring = _learned(less, seen.restored, raw)
+        restoring = _learned(trial, seen.restored, raw)
         found += [Found("", row) for row in _rows(trial, restoring, seen.restored, "restoring", "8-bit")]
     return found
 
 
 def _learned(trial: Trial, footage: dict[str, Footage], start: Trained | None = None) -> Trained:
+    effort = trial.effort
+    if start is not None:
+        effort = replace(effort, steps=max(1, round(effort.adapting * effort.steps)))
+
     def learned(batch: int) -> Trained:
         return learn(
             trial.recognizer,
             trial.target,
             footage["train"],
             footage["val"],
-            effort=replace(trial.effort, batch=batch),
+            effort=replace(effort, batch=batch),
             seed=trial.seed,
             device=trial.device,
             start=start,
             weights=trial.weights if start is None else None,
         )
 
-    return with_smaller_batches(learned, trial.effort.batch)[0]
+    return with_smaller_batches(learned, effort.batch)[0]
 
 
 def _trained_on_raw(trial: Trial, seen: Seen) -> Trained:

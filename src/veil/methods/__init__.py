@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from veil.config import nearest
 from veil.core import Anonymizer, VeilError
 from veil.methods.filters import Blacken, Blur, Downsample, Mask, Noise, Pixelate
 
@@ -100,9 +99,3 @@ def _plain(hint: Any) -> str:
         _plain(arg) if not isinstance(arg, str) else arg for arg in get_args(hint) if arg is not type(None)
     ]
     return " | ".join(words) if get_origin(hint) else str(hint)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """ ", did you mean …?" where one of the known words is close to the given one."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f", did you mean '{close[0]}'?" if close else ""

@@ -169,10 +169,10 @@ class ViT(Network):
         self.norm = nn.LayerNorm(self.dim, eps=1e-6)
         self.head = nn.Linear(self.dim, outputs)
         nn.init.normal_(self.cls_token, std=1e-6)
-        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        nn.init.normal_(self.pos_embed, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
 
     def features(self, x: Tensor) -> Tensor:

@@ -1,0 +1,259 @@
+"""The audit itself: what is asked of whom, what is kept, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from veil.audit import ask, judge
+from veil.audit.footage import gather, round_trip, square, veiled
+from veil.audit.judge import Data, narrowed
+from veil.audit.recognize import Batches, Effort, Recognizer, learn
+from veil.audit.restore import Restoring
+from veil.audit.suites import SUITES, Suite
+from veil.core import VeilError
+from veil.data import Dataset, Sample, read
+from veil.methods import make
+from veil.nn.image import IMAGE_NETS
+from veil.nn.video import VIDEO_NETS
+
+TINY = Suite(
+    about="to see that it runs",
+    size=32,
+    frames=4,
+    videos=100,
+    seeds=2,
+    uses=(Recognizer("small3d", "clips"),),
+    attackers=(Recognizer("small2d", "frames"), Recognizer("small3d", "motion")),
+    efforts={sees: Effort(steps=3, rounds=1, batch=8, length=4) for sees in ("frames", "clips", "motion")},
+    restoring=Restoring(steps=2, batch=4, width=4),
+)
+
+
+@pytest.fixture(scope="module")
+def world() -> Dataset:
+    """A few videos of the synthetic world, made once."""
+    dataset = read("synthetic", count=100, size=32)
+    made = {sample.id: dataset.frames(sample) for sample in dataset.samples}
+    return replace(dataset, frames=lambda sample: made[sample.id])
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """Nothing of this user's is read or written."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_every_question_is_put_to_raw_adapted_restoring_and_encoded(world):
+    (result,) = judge.judge({"blur": make("blur:region=frame")}, Data(world), TINY)
+    asked = {(row.role, row.target, row.by, row.knows, row.after) for row in result.rows}
+    assert ("utility", "action", "small3d on clips", "adapted", "8-bit") in asked
+    assert ("utility", "action", "small3d on clips", "raw", "8-bit") in asked
+    for target in ("identity", "attributes"):
+        for by in ("small2d on frames", "small3d on motion"):
+            for knows in ("raw", "adapted", "restoring"):
+                assert ("leakage", target, by, knows, "8-bit") in asked
+            assert ("leakage", target, by, "adapted", "h264") in asked
+        assert ("leakage", target, "small2d on one frame", "adapted", "8-bit") in asked
+    assert all(len(row.values) == 2 and len(row.train_loss) == 2 for row in result.rows)  # two seeds
+    assert {row.role for row in result.rows} == {"utility", "leakage", "bias"}
+    bias = next(row for row in result.rows if row.role == "bias")
+    assert bias.parts.keys() == {"female", "male"}
+    assert {row.asked[:4] for row in result.raw} == {row.asked[:4] for row in result.rows}
+    attributes = next(row for row in result.rows if row.target == "attributes")
+    assert attributes.parts.keys() == set(world.attributes)
+    picture = result.pictures[0]
+    assert picture.restored is not None
+    assert picture.raw.shape == picture.anonymized.shape == picture.restored.shape == (32, 32, 3)
+    test = [sample for sample in world.samples if sample.split == "test"]
+    assert np.array_equal(picture.anonymized, veiled(make("blur:region=frame"), world.frames(test[0]))[10])
+
+
+def test_adding_a_method_costs_one_method(world, tmp_path, monkeypatch):
+    suite = replace(TINY, seeds=1, after=("8-bit",), knows=("raw", "adapted"))
+    first = judge.judge({"blur": make("blur:region=frame")}, Data(world), suite, keep=tmp_path)
+    learned = []
+    monkeypatch.setattr(
+        "veil.audit.trial.learn", lambda *args, **how: learned.append(args[:2]) or learn(*args, **how)
+    )
+    again = judge.judge(
+        {"soft": make("blur:region=frame"), "raw": None, "down": make("downsample")},
+        Data(world),
+        suite,
+        keep=tmp_path,
+    )
+    assert again[0].method == "soft" and again[0].rows == first[0].rows
+    assert np.array_equal(again[0].pictures[0].anonymized, first[0].pictures[0].anonymized)
+    assert again[1].rows == first[0].raw
+    assert len(learned) == 5  # the adapted recognizers of one method: one use, two attackers on two targets
+    for path in tmp_path.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])  # half of a file is no file
+    for path in tmp_path.glob("result-*"):
+        path.unlink()
+    assert judge.judge({"raw": None}, Data(world), suite, keep=tmp_path)[0].rows == first[0].raw
+
+
+def test_several_at_once_find_the_same(world):
+    suite = replace(TINY, seeds=1, attackers=TINY.attackers[:1], after=("8-bit",))
+    one, two = (
+        judge.judge(
+            {"down": make("downsample")},
+            Data(replace(world, frames=read("synthetic", count=100, size=32).frames)),
+            suite,
+            jobs=jobs,
+        )[0]
+        for jobs in (1, 2)
+    )
+    assert sorted(one.rows, key=str) == sorted(two.rows, key=str)
+
+
+def test_cross_dataset(world):
+    stills = read("synthetic", kind="stills", count=60, size=32)
+    suite = replace(TINY, seeds=1)
+    (result,) = judge.judge({"down": make("downsample")}, Data(world, stills), suite)
+    assert result.targets("utility") == ["action"] and result.targets("leakage") == ["attributes"]
+    leak = result.headline("leakage", "attributes")
+    assert leak is not None
+    assert leak.protocol == "cross-dataset: synthetic-stills" and "on frames" in leak.by
+    assert any("identity" in sentence for sentence in result.untested)
+
+
+def test_gait_is_retrieved(world):
+    walks = read("synthetic", kind="gait", count=160, size=32)
+    suite = replace(
+        TINY, seeds=1, knows=("adapted",), after=("8-bit",), attackers=(Recognizer("small3d", "clips"),)
+    )
+    (result,) = judge.judge({"down": make("downsample")}, Data(walks), suite)
+    found = {row.metric for row in result.rows if row.protocol == "gait retrieval: synthetic-gait"}
+    assert found == {"rank-1", "rank-1, identical view excluded"}
+
+
+def test_only_novel_labels(world):
+    few = narrowed(world, world.actions[6:], world.attributes[5:])
+    assert few.actions == world.actions[6:] and few.attributes == world.attributes[5:]
+    by_id = {sample.id: sample for sample in world.samples}
+    for sample in few.samples:
+        before = by_id[sample.id]
+        assert sample.action is not None and before.action is not None
+        assert few.actions[sample.action] == world.actions[before.action]
+        assert sample.attributes == before.attributes[5:]
+    with pytest.raises(VeilError, match="has no action 'fly'; it has"):
+        narrowed(world, ["fly"], [])
+
+
+def test_what_the_encoder_leaves_is_what_a_file_holds(world):
+    frames = world.frames(world.samples[0])
+    back = round_trip(frames)
+    assert back.shape == frames.shape and not np.array_equal(back, frames)
+    assert np.abs(back.astype(int) - frames).mean() < 12
+    assert square(np.zeros((2, 30, 60, 3), np.uint8), 16).shape == (2, 16, 16, 3)
+    assert np.array_equal(square(frames, 32), frames)
+
+
+def test_batches_are_functions_of_their_number(world):
+    footage = gather(world, None, size=32, frames=4)
+    batches = [
+        Batches(
+            Recognizer("small3d", "clips"),
+            footage.frames,
+            footage.truth("action"),
+            Effort(batch=8, length=3),
+            1,
+            True,
+        )
+        for _ in range(2)
+    ]
+    in_order = [batches[0](number) for number in range(30)]
+    for number in (29, 3, 12):
+        assert all(torch.equal(a, b) for a, b in zip(batches[1](number), in_order[number], strict=True))
+    seen = torch.cat([batches[0]._deal(0), batches[0]._deal(1)])
+    assert torch.bincount(seen).tolist() == [2] * len(footage)
+
+
+def test_a_recognizer_learns_and_says_when_it_did_not(world):
+    footage = gather(world, None, size=32, frames=4)
+    train, val = footage.split("train"), footage.split("val")
+    weak = learn(
+        Recognizer("small2d", "frames"), "identity", train, val, effort=Effort(steps=3, rounds=1, batch=8)
+    )
+    assert weak.weak and 2 < weak.loss < 6 and weak.constant == pytest.approx(np.log(32), abs=0.3)
+
+
+def test_every_recognizer_of_a_suite_is_a_network():
+    for suite in SUITES.values():
+        for recognizer in (*suite.uses, *suite.attackers):
+            assert recognizer.net in (IMAGE_NETS if recognizer.sees == "frames" else VIDEO_NETS)
+            assert recognizer.sees in suite.efforts
+
+
+def test_out_of_memory_halves_the_batch(world, monkeypatch):
+    asked = []
+
+    def short(recognizer, target, train, val, *, effort, **how):
+        asked.append(effort.batch)
+        if effort.batch > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return learn(recognizer, target, train, val, effort=effort, **how)
+
+    monkeypatch.setattr("veil.audit.trial.learn", short)
+    suite = replace(TINY, seeds=1, attackers=(), knows=("adapted",), after=("8-bit",))
+    with pytest.warns(UserWarning, match="2"):
+        judge.judge({"raw": None}, Data(world), suite)
+    assert asked == [8, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ({"methods": []}, "nothing to audit"),
+        ({"methods": ["blurr"]}, "did you mean 'blur'"),
+        ({"data": "utd"}, "there is no dataset 'utd'"),
+        ({"data": "utd-mhad"}, "give the folder that holds it"),
+        ({"data": "utd-mhad", "root": "EMPTY"}, "EMPTY"),
+        ({"options": {"kind": "nothing"}}, "has no 'nothing'"),
+        ({"seeds": 0}, "--seeds 0"),
+        ({"device": "cuda:77"}, "device 'cuda:77' cannot be used"),
+        ({"device": "moon"}, "device 'moon' cannot be used"),
+        ({"weights": {"resnet": "x"}}, "there is no network 'resnet'"),
+        ({"weights": {"resnet18": "nowhere.pth"}}, "nowhere.pth is not there"),
+        ({"actions": ("fly",)}, "has no action 'fly'"),
+        ({"methods": ["EMPTY"]}, "EMPTY holds no run"),
+    ],
+)
+def test_bad_input_is_one_sentence(how, sentence, tmp_path):
+    (tmp_path / "EMPTY").mkdir()
+    plain = json.loads(json.dumps(how).replace("EMPTY", str(tmp_path / "EMPTY")))
+    methods = plain.pop("methods", ["blur"])
+    with pytest.raises(VeilError) as caught:
+        ask.audit_methods(methods, tmp_path / "out", suite="quick", **plain)
+    assert sentence.replace("EMPTY", str(tmp_path / "EMPTY")) in str(caught.value)
+    assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
+
+
+def test_labels_that_a_protocol_needs(tmp_path):
+    blank = np.zeros((4, 8, 8, 3), np.uint8)
+    samples = [Sample(f"v{i}", ("train", "val", "test")[i % 3]) for i in range(9)]
+    with pytest.raises(VeilError, match="neither actions nor identities nor attributes"):
+        judge.judge({"raw": None}, Data(Dataset("mute", samples, lambda sample: blank)), TINY)
+    only = [Sample(f"v{i}", "train", action=i % 2) for i in range(9)]
+    with pytest.raises(VeilError, match="needs at least one"):
+        judge.judge({"raw": None}, Data(Dataset("untested", only, lambda sample: blank, ("a", "b"))), TINY)
+
+
+def test_the_command_writes_a_report(tmp_path, monkeypatch):
+    monkeypatch.setitem(SUITES, "quick", replace(TINY, seeds=1, after=("8-bit",), knows=("raw", "adapted")))
+    page, said = ask.audit_methods(
+        ["raw", "downsample:factor=8"], tmp_path / "out", suite="quick", device="cpu", jobs=1
+    )
+    assert page == tmp_path / "out" / "audit.html" and page.exists()
+    assert said[1].startswith("downsample:factor=8: ")
+    told = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert [result["method"] for result in told["results"]] == ["raw", "downsample:factor=8"]
+    assert Path(tmp_path / "cache" / "veil" / "audit").is_dir()
