@@ -7,6 +7,7 @@ a kill it goes on from the last checkpoint as if nothing had happened, since a b
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +138,7 @@ def train(
     made = config.read(recipe, RECIPES[method], sets)
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     accelerator = "cuda" if where.startswith("cuda") else "cpu"
-    arguments = (method, made, Path(output), resume, devices, where, every, tensorboard)
+    arguments = (method, config.as_dict(made), Path(output), resume, devices, where, every, tensorboard)
     if devices == 1:  # nothing is pickled then, and progress can be shown
         arguments = (*arguments, progress)
     return launch(_train, devices, *arguments, accelerator=accelerator)
@@ -145,7 +146,7 @@ def train(
 
 def _train(
     method: str,
-    recipe: Recipe,
+    plain: dict[str, Any],
     output: Path,
     resume: bool,
     devices: int,
@@ -156,13 +157,18 @@ def _train(
 ) -> Path:
     if device == "cuda" and devices > 1:
         device = f"cuda:{rank() % torch.cuda.device_count()}"
-    plain = config.as_dict(recipe)
+    recipe = config.checked(plain, RECIPES[method])
     if resume:
         run = Run.open(output, recipe=plain, kind=method, seed=recipe.seed, tensorboard=tensorboard)
     else:
         run = Run.create(output, plain, method, recipe.seed, tensorboard=tensorboard)
     with run:
-        training = recipe.training(torch.device(device), devices)
+        try:
+            training = recipe.training(torch.device(device), devices)
+        except BaseException:
+            if not resume and rank() == 0:
+                shutil.rmtree(output)  # it was made a moment ago, and a run that cannot begin is none
+            raise
         game = training.game
         first = run.load(game) if resume else 0
         best = max((r["val"] for r in run.records() if "val" in r and r["step"] <= first), default=-math.inf)

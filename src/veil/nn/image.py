@@ -210,8 +210,8 @@ class _Block2d(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        y = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x), inplace=True)
 
 
 class Small2d(Network):
@@ -223,7 +223,7 @@ class Small2d(Network):
         self,
         outputs: int,
         *,
-        widths: Sequence[int] = (24, 32, 64, 112),
+        widths: Sequence[int] = (16, 32, 64, 112),
         frames: int = 16,
         size: int = 112,
     ) -> None:
@@ -231,7 +231,7 @@ class Small2d(Network):
         super().__init__()
         self.dim = widths[-1]
         self.stem = nn.Sequential(
-            nn.Conv2d(3, widths[0], 5, 2, 2, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
+            nn.Conv2d(3, widths[0], 5, 2, 2, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True)
         )
         self.blocks = nn.Sequential(*(_Block2d(a, b) for a, b in pairwise(widths)))
         self.fc = nn.Linear(self.dim, outputs)
@@ -240,7 +240,7 @@ class Small2d(Network):
 
     def features(self, x: Tensor) -> Tensor:
         """The mean over the picture after the last block."""
-        x = x.contiguous(memory_format=torch.channels_last)  # a third faster on a CPU
+        x = x.contiguous(memory_format=torch.channels_last)  # faster on a CPU
         return self.blocks(self.stem(x)).mean((2, 3))
 
 
@@ -274,7 +274,7 @@ IMAGE_NETS: dict[str, Net] = {
     "mobilenet_v1": Net(MobileNetV1, 4_231_976, 1000, "timm mobilenetv1_100.ra4_e3600_r224_in1k", *_HALVES),
     "vit_b_16": Net(_vit_b_16, 86_567_656, 1000, "timm vit_base_patch16_224.augreg_in21k_ft_in1k", *_HALVES),
     "vit_b_32": Net(_vit_b_32, 88_224_232, 1000, "timm vit_base_patch32_224.augreg_in21k_ft_in1k", *_HALVES),
-    "small2d": Net(Small2d, 263_042, 10, "nowhere: it is trained from scratch", *HALVES, 56),
+    "small2d": Net(Small2d, 259_866, 10, "nowhere: it is trained from scratch", *HALVES, 56),
 }
 
 

@@ -1,0 +1,117 @@
+"""`veil train`: a recipe becomes a run, killed or not, with one process or two."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from veil.core import VeilError
+from veil.nn import video
+from veil.train import RECIPES, train
+
+RECIPE = """
+method = "recognize"
+net = "small3d"
+size = 32
+frames = 4
+length = 4
+steps = 12
+batch = 8
+options = { count = 60 }
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def command(recipe: Path, run: Path, *more: str) -> list[str]:
+    code = "import torch; torch.set_num_threads(1); from veil.cli import main; main()"
+    return [sys.executable, "-c", code, "train", str(recipe), "-o", str(run), *more]
+
+
+def test_a_run_leaves_weights_that_begin_an_attack(recipe, tmp_path):
+    seen = []
+    weights = train(
+        recipe, tmp_path / "run", every=4, device="cpu", progress=lambda *told: seen.append(told[:2])
+    )
+    assert seen == [(4, 12), (8, 12), (12, 12)]
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert about["finished"] and about["kind"] == "recognize" and about["recipe"]["options"] == {"count": 60}
+    net = video.make("small3d", 12, frames=4, size=32, weights=weights)
+    assert all(torch.equal(value, load_file(weights)[name]) for name, value in net.state_dict().items())
+    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records if "val" in r] == [4, 8, 12]
+    assert (tmp_path / "run" / "log.svg").exists()
+
+
+def test_killed_and_resumed_it_is_the_same_run(recipe, tmp_path):
+    recipe.write_text(RECIPE.replace("steps = 12", "steps = 40"))
+    train(recipe, tmp_path / "whole", every=2, device="cpu")
+    broken = tmp_path / "broken"
+    code = "import sys; from veil.train import train; train(*sys.argv[1:], every=2, device='cpu')"
+    process = subprocess.Popen([sys.executable, "-c", code, str(recipe), str(broken)])
+    while process.poll() is None and not (broken / "checkpoints" / "index.json").exists():
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert not (broken / "weights.safetensors").exists()
+    train(recipe, broken, every=2, device="cpu", resume=True)
+    whole = load_file(tmp_path / "whole" / "weights.safetensors")
+    assert all(
+        torch.equal(value, whole[name]) for name, value in load_file(broken / "weights.safetensors").items()
+    )
+    assert (broken / "log.jsonl").read_text() == (tmp_path / "whole" / "log.jsonl").read_text()
+
+
+def test_two_processes_make_one_run(recipe, tmp_path):
+    pytest.importorskip("lightning_fabric")
+    done = subprocess.run(
+        command(recipe, tmp_path / "run", "--devices", "2", "--device", "cpu"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["finished"]
+    assert load_file(tmp_path / "run" / "weights.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (RECIPE.replace('"recognize"', '"spactt"'), "is of method 'spactt'"),
+        (RECIPE.replace("steps", "stepps"), "there is no 'stepps', did you mean 'steps'"),
+        (RECIPE.replace("steps = 12", 'steps = "many"'), "steps"),
+        (RECIPE.replace('"small3d"', '"smal3d"'), "smal3d"),
+        (RECIPE + 'target = "nothing"', "target"),
+        (RECIPE.replace("60 }", '60, kind = "stills" }\ntarget = "identity"'), "do not say identity"),
+        ("steps = 3", "does not say of which method"),
+    ],
+)
+def test_bad_recipes_are_one_sentence(text, sentence, tmp_path):
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(VeilError) as caught:
+        train(tmp_path / "recipe.toml", tmp_path / "run", device="cpu")
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_resume_with_another_recipe_is_refused(recipe, tmp_path):
+    train(recipe, tmp_path / "run", every=6, device="cpu")
+    with pytest.raises(VeilError, match="lr"):
+        train(recipe, tmp_path / "run", sets=("lr=0.5",), resume=True, device="cpu")
+    with pytest.raises(VeilError, match="holds a run already"):
+        train(recipe, tmp_path / "run", device="cpu")
+
+
+def test_every_recipe_has_a_reader():
+    assert all(hasattr(kind, "training") for kind in RECIPES.values())
