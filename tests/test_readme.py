@@ -1,5 +1,6 @@
 """Every command and example in the README runs."""
 
+import os
 import re
 import subprocess
 import sys
@@ -26,6 +27,11 @@ def home(tmp_path_factory) -> Path:
     (home / "ward").mkdir()
     (home / "ward" / "one.mp4").write_bytes((home / "visit.mp4").read_bytes())
     Image.fromarray(sample(1)[0]).save(home / "portrait.png")
+    (home / "stills").mkdir()
+    Image.fromarray(sample(1)[0]).save(home / "stills" / "astronaut.png")
+    (home / "blurred").mkdir()
+    (home / "blurred" / "one.mp4").write_bytes((home / "visit.mp4").read_bytes())
+    (home / "recipes").symlink_to(ROOT / "recipes")
     return home
 
 
@@ -35,10 +41,46 @@ def test_set_up_is_two_commands_and_ci_calls_them():
     assert "-e '.[dev]'" in ci and "\nveil demo" in ci and "\npytest -n auto" in ci
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("veil ")])
+TRAINING = ("veil audit", "veil train")
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if c.startswith("veil ") and not c.startswith(TRAINING)]
+)
 def test_command(command, home):
     result = veil(*command.split()[1:], cwd=home)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(TRAINING)])
+def test_command_that_trains(command, home):
+    """The same command, but for the work that goes into it."""
+    if "--gallery" in command:
+        pytest.importorskip("dlib")
+    words = command.split()[1:]
+    if words[0] == "train":
+        words += ["--set", "steps=3", "--set", "options.count=30", "--device", "cpu"]
+    less = """
+        import sys
+        from dataclasses import replace
+        from veil.audit.suites import SUITES
+        suite = SUITES["quick"]
+        efforts = {sees: replace(effort, steps=2, batch=4) for sees, effort in suite.efforts.items()}
+        restoring = replace(suite.restoring, steps=2, batch=4)
+        SUITES["quick"] = replace(suite, size=32, videos=60, efforts=efforts, restoring=restoring)
+        from veil.cli import main
+        main(sys.argv[1:])
+    """
+    code = (
+        "if True:" + less
+        if words[0] == "audit" and "--videos" not in words
+        else "from veil.cli import main; main()"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(home / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=home, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_python_examples(home):

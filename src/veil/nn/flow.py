@@ -1,15 +1,41 @@
-"""Optical flow on the CPU: how far each small piece of a picture moved to the next one."""
+"""Optical flow: how far each small piece of a picture moved to the next one, and what came into sight.
+
+Flow is a field ``(h, w, 2)`` of displacements in pixels, x before y. Whichever way it points, it is given at the
+pixels it starts from::
+
+    forward    F(p)   p is a pixel of the frame before;  p + F(p) is its place in this frame
+    backward   B(p)   p is a pixel of this frame;        p + B(p) is its place in the frame before
+
+so that ``warp(before, B)``, which takes from `before` at ``p + B(p)``, looks like this frame. A pixel of this frame
+that was not to be seen before (it came out from behind something, or into the picture) is told by going there and back::
+
+    lost(p)    |B(p) + F(p + B(p))|² > 0.01 (|B(p)|² + |F(p + B(p))|²) + 0.5
+
+`Motions` tells the motion of a video frame by frame. The flow is found on a small picture: by DIS (Kroeger et al., 2016)
+on the CPU, or by RAFT (Teed and Deng, 2020) where torch, a GPU and its weights are at hand.
+"""
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
+from veil.core import VeilError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Image = npt.NDArray[np.uint8]  # (H, W, 3)
 Grey = npt.NDArray[np.uint8]  # (h, w)
 Flow = npt.NDArray[np.float32]  # (h, w, 2): x and y displacement in pixels of the (small) picture
+Mask = npt.NDArray[np.bool_]  # (h, w)
+Speed = Literal["fast", "medium", "fine"]
 
 
 @cache
@@ -17,18 +43,221 @@ def _dis() -> cv2.DISOpticalFlow:
     return cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST)
 
 
-def small_grey(frame: npt.NDArray[np.uint8], longest: int = 384) -> Grey:
+def small_grey(frame: Image, longest: int = 384) -> Grey:
     """A frame ``(H, W, 3)`` as a grey picture whose longer side is at most `longest`: enough to see motion."""
+    return cv2.cvtColor(_small(frame, longest), cv2.COLOR_RGB2GRAY).astype(np.uint8, copy=False)
+
+
+def _small(frame: Image, longest: int) -> Image:
     height, width = frame.shape[:2]
     scale = min(1.0, longest / max(height, width))
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    return cv2.cvtColor(cv2.resize(frame, size, interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2GRAY).astype(
-        np.uint8, copy=False
-    )
+    return cv2.resize(frame, size, interpolation=cv2.INTER_AREA).astype(np.uint8, copy=False)
 
 
 def dense_flow(before: Grey, after: Grey) -> Flow:
     """Displacement of every pixel of `before` that takes it to its place in `after` (DIS, very fast preset)."""
+    return _calc(_dis(), before, after)
+
+
+def _calc(dis: cv2.DISOpticalFlow, before: Grey, after: Grey) -> Flow:
     if min(before.shape) < 16:  # DIS works on 8 x 8 patches over a pyramid
         return np.zeros((*before.shape, 2), np.float32)
-    return _dis().calc(before, after, None)  # type: ignore[arg-type]
+    return dis.calc(before, after, None)  # type: ignore[arg-type]
+
+
+class Estimator(Protocol):
+    """Finds the flow between two pictures, each seen once."""
+
+    def see(self, image: Image) -> Image | Grey:
+        """What is kept of a frame ``(H, W, 3)``: a smaller picture."""
+        ...
+
+    def between(self, before: Any, after: Any) -> tuple[Flow, Flow]:
+        """Forward and backward flow between two pictures that `see` gave, in their pixels."""
+        ...
+
+
+class _Setting(NamedTuple):
+    preset: int
+    finest: int  # the finest level of the pyramid that is matched: 1 is half the size of the small picture
+    longest: int  # the longer side of the small picture
+
+
+SETTINGS: dict[Speed, _Setting] = {
+    "fast": _Setting(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST, 1, 320),
+    "medium": _Setting(cv2.DISOPTICAL_FLOW_PRESET_FAST, 1, 480),
+    "fine": _Setting(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM, 1, 640),
+}
+
+
+class Dis:
+    """Dense inverse search, on the CPU. It keeps buffers: one for each video."""
+
+    def __init__(self, speed: Speed = "fast"):
+        preset, finest, self.longest = SETTINGS[speed]
+        self._dis = cv2.DISOpticalFlow.create(preset)
+        self._dis.setFinestScale(finest)
+
+    def see(self, image: Image) -> Grey:
+        """See `Estimator.see`."""
+        return small_grey(image, self.longest)
+
+    def between(self, before: Grey, after: Grey) -> tuple[Flow, Flow]:
+        """See `Estimator.between`."""
+        return _calc(self._dis, before, after), _calc(self._dis, after, before)
+
+
+class Motion(NamedTuple):
+    """How a frame came out of the one before it, on a small grid; `enlarge` brings a field to the frame's size."""
+
+    forward: Flow  # (h, w, 2) in pixels of the frame, from the frame before
+    back: Flow  # (h, w, 2) in pixels of the frame, to the frame before
+    lost: Mask  # (h, w): was not to be seen in the frame before
+    cut: bool  # a new scene begins here: nothing was
+
+
+class Motions:
+    """The motion of one video, frame by frame."""
+
+    def __init__(self, estimator: Estimator | None = None):
+        self._estimator = Dis() if estimator is None else estimator
+        self._before: Image | Grey | None = None
+        self._size: tuple[int, ...] = ()
+
+    def step(self, image: Image) -> Motion | None:
+        """How the next frame came out of the one before it; None for the first frame."""
+        before, size = self._before, self._size
+        self._before, self._size = self._estimator.see(image), image.shape[:2]
+        if before is None:
+            return None
+        if size != self._size:
+            raise ValueError(f"the frames of a video have one size, got {size} and then {self._size}")
+        forward, back = self._estimator.between(before, self._before)
+        scale = np.array([size[1] / before.shape[1], size[0] / before.shape[0]], np.float32)
+        lost = inconsistent(back, forward, scale)
+        return Motion(forward * scale, back * scale, lost, is_cut(before, self._before, back, lost))
+
+
+def inconsistent(there: Flow, and_back: Flow, scale: npt.ArrayLike = 1.0) -> Mask:
+    """Where going `there` and `and_back` does not lead to where one began: it is hidden in the other picture.
+
+    `scale` is how many pixels of the frame are one of the flow's (x, y): the test is made in pixels of the frame.
+    """
+    back = warp(and_back, there, nearest=False)
+    return _squared((there + back) * scale) > 0.01 * (_squared(there * scale) + _squared(back * scale)) + 0.5
+
+
+def _squared(flow: Flow) -> npt.NDArray[np.float32]:
+    return cv2.transform(flow * flow, np.ones((1, 2), np.float32)).astype(np.float32, copy=False)
+
+
+def is_cut(before: Image | Grey, after: Image | Grey, back: Flow, lost: Mask) -> bool:
+    """Whether a new scene begins: half of it was not to be seen before, or is not explained by what was."""
+    if lost.mean() > 0.5:
+        return True
+    left = cv2.absdiff(after, warp(before, back, nearest=False))
+    return float(left.mean()) > 30 and float((left > 20).mean()) > 0.5
+
+
+def enlarge(field: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
+    """A field of a `Motion` at the frame's size ``(H, W)``; the outer edges of both grids coincide."""
+    if field.dtype == np.bool_:
+        return cv2.resize(field.view(np.uint8), size[::-1], interpolation=cv2.INTER_NEAREST).view(np.bool_)
+    return cv2.resize(field, size[::-1], interpolation=cv2.INTER_LINEAR)
+
+
+@cache
+def grid(height: int, width: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """The x and the y of every pixel, each ``(H, W)``; read only."""
+    x, y = np.meshgrid(np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32))
+    x.flags.writeable = y.flags.writeable = False
+    return x, y
+
+
+def warp(image: npt.NDArray[Any], flow: Flow, *, nearest: bool = True) -> npt.NDArray[Any]:
+    """The picture whose pixel p is that of `image` ``(h, w[, C])`` at ``p + flow(p)``; outside, the nearest there is.
+
+    `nearest` takes the value of one pixel, so that values are moved and never mixed; else it is bilinear.
+    """
+    x, y = grid(*flow.shape[:2])
+    x, y = x + flow[..., 0], y + flow[..., 1]
+    if not nearest:
+        return cv2.remap(image, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+    height, width = image.shape[:2]
+    return image[
+        np.clip(np.rint(y), 0, height - 1).astype(np.intp), np.clip(np.rint(x), 0, width - 1).astype(np.intp)
+    ]
+
+
+class Raft:
+    """RAFT by its weights in a file, torchvision's (small or large) or Princeton's ``raft-small.pth``."""
+
+    def __init__(self, weights: Path, device: str = "cpu", *, longest: int = 640, updates: int = 12):
+        from torchvision.models import optical_flow
+
+        state = read_raft(weights)
+        large = any(name.startswith("mask_predictor.") for name in state)
+        net = (optical_flow.raft_large if large else optical_flow.raft_small)(weights=None)
+        try:
+            net.load_state_dict(state)
+        except RuntimeError as error:
+            raise VeilError(
+                f"{weights} holds no weights of RAFT: {str(error).splitlines()[1].strip()}"
+            ) from error
+        self._net = net.eval().requires_grad_(False).to(device)
+        self.device, self.longest, self.updates = device, longest, updates
+
+    def see(self, image: Image) -> Image:
+        """See `Estimator.see`."""
+        return _small(image, self.longest)
+
+    def between(self, before: Image, after: Image) -> tuple[Flow, Flow]:
+        """See `Estimator.between`."""
+        import torch
+
+        height, width = before.shape[:2]
+        # The network takes sides that are multiples of 8, and at least 128.
+        extra = [max(128, -(-side // 8) * 8) - side for side in (height, width)]
+        pair = [cv2.copyMakeBorder(x, 0, extra[0], 0, extra[1], cv2.BORDER_REPLICATE) for x in (before, after)]
+        both = torch.from_numpy(np.stack(pair)).to(self.device).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
+        with torch.inference_mode():
+            flows: Tensor = self._net(both, both.flip(0), num_flow_updates=self.updates)[-1]
+        forward, back = flows[..., :height, :width].permute(0, 2, 3, 1).float().cpu().numpy()
+        return np.ascontiguousarray(forward), np.ascontiguousarray(back)
+
+
+def read_raft(path: Path) -> dict[str, Tensor]:
+    """The weights in a file of RAFT, by torchvision's names."""
+    import torch
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise VeilError(f"there is no file {path} with the weights of RAFT.") from error
+    except Exception as error:  # what torch raises for a file that is none of its own is not documented
+        raise VeilError(f"{path} cannot be read as weights: it is damaged, or no file of PyTorch's.") from error
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise VeilError(f"{path} holds no weights of RAFT: it is not a table of tensors.")
+    return {_torchvision_name(name): value for name, value in state.items()}
+
+
+# Princeton's names and torchvision's, in the order in which they are replaced.
+_NAMES = [
+    (r"^module\.", ""),
+    (r"^fnet\.", "feature_encoder."),
+    (r"^cnet\.", "context_encoder."),
+    (r"^(\w+_encoder)\.conv1\.", r"\1.convnormrelu.0."),
+    (r"^(\w+_encoder)\.conv2\.", r"\1.conv."),
+    (r"^(\w+_encoder\.layer\d\.\d)\.conv(\d)\.", r"\1.convnormrelu\2.0."),
+    (r"^update_block\.encoder\.convc(\d)\.", r"update_block.motion_encoder.convcorr\1.0."),
+    (r"^update_block\.encoder\.convf(\d)\.", r"update_block.motion_encoder.convflow\1.0."),
+    (r"^update_block\.encoder\.conv\.", "update_block.motion_encoder.conv.0."),
+    (r"^update_block\.gru\.conv([zrq])\.", r"update_block.recurrent_block.convgru1.conv\1."),
+]
+
+
+def _torchvision_name(name: str) -> str:
+    for old, new in _NAMES:
+        name = re.sub(old, new, name)
+    return name

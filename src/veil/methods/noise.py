@@ -1,0 +1,232 @@
+"""Noise that moves as the picture moves: it hides what is there and shows how it moves.
+
+After "Selective, Interpretable and Motion Consistent Privacy Attribute Obfuscation for Action Recognition" (Ilic, Zhao,
+Pock and Wildes, CVPR 2024). For a frame x at time t, its noise n, a saliency s and the backward flow B::
+
+    n(p, 1)  ~ U[μ - σ, μ + σ]                    for each pixel and channel                         (Eq. 3)
+    n(p, t)  = n(p + B(p, t), 1)                                                                     (Eq. 4)
+    out(p)   = x(p) + s(p) (n(p) - x(p))                                                             (Eq. 5)
+
+Eq. 4 takes from the first frame's noise by the flow of one step, so under a constant velocity the noise stands still
+from the second frame on. Paper: Eq. 4. Here: `recursive`, because only then does the noise move as the picture does::
+
+    n(p, t)  = n(p + B(p, t), t - 1)              fresh noise where there was nothing to take
+
+*Grains.* The noise is made of grains, one a pixel. Each keeps its value, and its offset r from the middle of the pixel it
+is drawn in (a fraction of a pixel, so that slow motion adds up). A pixel takes the grain whose place is nearest to
+``p + B(p)``; no two pixels take the same one: the second gets a new grain, as does a pixel that was not to be seen
+before. So values are never mixed (the noise does not fade), never repeated (it does not smear), and each frame alone
+is exactly independent uniform noise, whatever the picture shows. Only from frame to frame does it tell: the motion.
+
+*Nobody can draw it again.* The bytes come from SHAKE-128 under a key of fresh entropy that is written nowhere: unlike
+those of a statistical generator, they cannot be foretold by who has seen others of them.
+
+What `soft` leaves: ``x = (out - s n) / (1 - s)`` for who knows n, and two frames with different s give both x and n.
+It is for comparison with the paper; `hard` leaves nothing of x where the mask is set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Literal, get_args
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from veil.nn.flow import Estimator, Image, Mask, Motion, Motions, enlarge, grid, warp
+
+Carry = Literal["recursive", "eq4", "released", "iid", "static"]
+Levels = Literal["video", "full"]
+Mode = Literal["hard", "soft"]
+Saliency = npt.NDArray[np.bool_] | npt.NDArray[np.float32]  # (H, W), from 0 to 1
+
+
+class CarriedNoise:
+    """The noise of one video, frame by frame.
+
+    `carry` says how it moves: ``recursive`` with the picture; ``eq4`` as the paper's Eq. 4, ``released`` as its code
+    (by forward flow, from the first frame's noise), ``iid`` new in each frame, ``static`` not at all: to compare with.
+    `levels` is its range: that of the video so far (Eq. 3) or all there is. A `seed` makes it repeatable, and known.
+    """
+
+    def __init__(
+        self,
+        carry: Carry = "recursive",
+        levels: Levels = "video",
+        seed: int | None = None,
+        estimator: Estimator | None = None,
+    ):
+        for value, choice in ((carry, Carry), (levels, Levels)):
+            if value not in get_args(choice):
+                raise ValueError(f"one of {', '.join(get_args(choice))} is needed, got {value!r}")
+        self.motion: Motion | None = None  # of the newest frame; None for the first, and where none is needed
+        self._carry = carry
+        self._motions = None if carry in ("iid", "static") else Motions(estimator)
+        self._levels = _Levels() if levels == "video" else None
+        self._dice = _Dice(seed)
+        self._grains: _Grains | None = None
+        self._first: Image | None = None
+
+    def step(self, image: Image) -> Image:
+        """The noise ``(H, W, 3)`` for the next frame."""
+        if self._motions is not None:
+            self.motion = self._motions.step(image)
+        noise = self._moved(image.shape[:2], self.motion)
+        if self._levels is None:
+            return noise
+        return self._levels.step(image, self.motion is not None and self.motion.cut)(noise)
+
+    def _moved(self, size: tuple[int, int], motion: Motion | None) -> Image:
+        if self._carry == "iid":
+            return self._dice.pixels(size)
+        if self._carry == "recursive":
+            if self._grains is None:
+                self._grains = _Grains(size, self._dice)
+            elif motion is not None:
+                self._grains.move(motion)
+            return self._grains.image()
+        if self._first is None:
+            self._first = self._dice.pixels(size)
+        if motion is None:
+            return self._first.copy()
+        return (_eq4 if self._carry == "eq4" else _released)(self._first, motion)
+
+
+def blend(
+    image: Image, noise: Image, mask: Saliency, mode: Mode = "hard", *, threshold: float = 0.5
+) -> Image:
+    """The frame with noise where `mask` ``(H, W)`` says.
+
+    ``hard``: where the mask is at least `threshold`, the noise and nothing else. ``soft``: Eq. 5, which mixes.
+    A value that is not a number hides.
+    """
+    if image.shape != noise.shape or image.shape[:2] != mask.shape:
+        raise ValueError(
+            f"frame, noise and mask must be of one size, got {image.shape}, {noise.shape}, {mask.shape}"
+        )
+    if mode == "hard":
+        shown = (mask < threshold) if mask.dtype != np.bool_ else ~mask.astype(bool)
+        hidden = noise.copy()
+        return cv2.copyTo(image, shown.view(np.uint8), hidden).astype(np.uint8, copy=False)
+    share = np.clip(np.nan_to_num(mask.astype(np.float32), nan=1.0), 0, 1)[..., None]
+    return np.rint(image + share * (noise.astype(np.float32) - image)).astype(np.uint8)
+
+
+class _Dice:
+    """Bytes that nobody can foretell, as many as are asked for."""
+
+    def __init__(self, seed: int | None):
+        self._key = secrets.token_bytes(32) if seed is None else f"seed {seed}".encode().ljust(32)
+        self._draws = 0
+
+    def bytes(self, count: int) -> npt.NDArray[np.uint8]:
+        self._draws += 1
+        drawn = hashlib.shake_128(self._key + self._draws.to_bytes(8, "big")).digest(count)
+        return np.frombuffer(drawn, np.uint8)
+
+    def pixels(self, size: tuple[int, int]) -> Image:
+        return self.bytes(size[0] * size[1] * 3).reshape(*size, 3)
+
+
+class _Grains:
+    """One grain of noise in each pixel: its value, and its offset from the middle of the pixel."""
+
+    def __init__(self, size: tuple[int, int], dice: _Dice):
+        self.size, self._dice = size, dice
+        count = size[0] * size[1]
+        self._numbers = np.arange(count, dtype=np.int32)
+        self._owner = np.empty(count, np.int32)
+        self._draw()
+
+    def _draw(self) -> None:
+        rgba = cv2.cvtColor(self._dice.pixels(self.size), cv2.COLOR_RGB2RGBA)
+        self._value = rgba.reshape(-1).view(np.uint32)  # a pixel is moved as one number
+        self._rx, self._ry = np.zeros(self.size, np.float32), np.zeros(self.size, np.float32)
+        self.fresh = self._value.size  # how many grains are new in this frame
+
+    def image(self) -> Image:
+        rgba = self._value.view(np.uint8).reshape(*self.size, 4)
+        return cv2.cvtColor(rgba, cv2.COLOR_RGBA2RGB).astype(np.uint8, copy=False)
+
+    def move(self, motion: Motion) -> None:
+        if motion.cut:
+            self._draw()
+            return
+        height, width = self.size
+        x, y = grid(height, width)
+        # Where each pixel was in the frame before, and about how far off the grains are drawn there.
+        x, y = (axis + enlarge(motion.back[..., i], self.size) for i, axis in enumerate((x, y)))
+        off_x, off_y = (
+            cv2.remap(r, x, y, cv2.INTER_NEAREST, borderMode=cv2.BORDER_REPLICATE) for r in (self._rx, self._ry)
+        )
+        from_x, from_y = np.rint(x - off_x), np.rint(y - off_y)
+        in_x, in_y = np.clip(from_x, 0, width - 1), np.clip(from_y, 0, height - 1)
+        source = (in_y.astype(np.intp) * width + in_x.astype(np.intp)).reshape(-1)
+        rx = in_x + self._rx.reshape(-1).take(source).reshape(self.size) - x
+        ry = in_y + self._ry.reshape(-1).take(source).reshape(self.size) - y
+        self._value = self._value.take(source)
+        self._owner[source] = self._numbers
+        new: Mask = self._owner.take(source) != self._numbers  # another pixel has that grain
+        new = new.reshape(self.size) | (in_x != from_x) | (in_y != from_y) | enlarge(motion.lost, self.size)
+        new |= np.maximum(np.abs(rx), np.abs(ry)) > 1
+        at = np.flatnonzero(new)
+        # New grains are offset as their neighbours are: else they would be torn off them by the next slow motion.
+        for r in (rx.reshape(-1), ry.reshape(-1)):
+            r[at] -= np.rint(r[at])
+        self._value.view(np.uint8).reshape(-1, 4)[at, :3] = self._dice.bytes(3 * at.size).reshape(-1, 3)
+        self._rx, self._ry, self.fresh = rx, ry, at.size
+
+
+def _eq4(first: Image, motion: Motion) -> Image:
+    """The first frame's noise at ``p + B(p)``; what lies outside is taken from the border."""
+    return warp(first, enlarge(motion.back, first.shape[:2]))
+
+
+def _released(first: Image, motion: Motion) -> Image:
+    """The first frame's noise at ``p + F(p)``, on the released code's grid, which is too wide by half a pixel a side."""
+    height, width = first.shape[:2]
+    flow = enlarge(motion.forward, (height, width))
+    x, y = grid(height, width)
+    x = np.rint(x * (width / max(width - 1, 1)) - 0.5 + flow[..., 0])
+    y = np.rint(y * (height / max(height - 1, 1)) - 0.5 + flow[..., 1])
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    moved = first.copy()  # what lies outside keeps the first frame's noise at the same place
+    moved[inside] = first[y[inside].astype(np.intp), x[inside].astype(np.intp)]
+    return moved
+
+
+class _Levels:
+    """The range of the noise: mean ± standard deviation of the video so far, for each channel."""
+
+    LEAST = 16.0  # Paper: σ. Here: at least this, because noise in a video that begins black must show motion too.
+    SAMPLE = 1 << 14  # pixels a frame
+
+    def __init__(self) -> None:
+        self._count, self._sum, self._squares = 0, np.zeros(3), np.zeros(3)
+        self._ends: npt.NDArray[np.float64] | None = None  # (2, 3): lowest and highest
+
+    def step(self, image: Image, cut: bool) -> _Levels:
+        """Take the next frame into account."""
+        # Paper: of the dataset. Here: of the frames so far, because a stream has no others; the range moves by at most
+        # one level of 255 a frame, so that it does not flicker, and in a cut, where all noise is new, by any amount.
+        stride = max(1, int((image.shape[0] * image.shape[1] / self.SAMPLE) ** 0.5))
+        some = image[::stride, ::stride].reshape(-1, 3).astype(np.float64)
+        self._count += len(some)
+        self._sum += some.sum(0)
+        self._squares += (some * some).sum(0)
+        mean = self._sum / self._count
+        half = np.maximum(np.sqrt(np.maximum(self._squares / self._count - mean**2, 0)), self.LEAST)
+        ends = np.clip(np.rint([mean - half, mean + half]), 0, 255)
+        if self._ends is not None and not cut:
+            ends = np.clip(ends, self._ends - 1, self._ends + 1)
+        self._ends = ends
+        return self
+
+    def __call__(self, noise: Image) -> Image:
+        """Noise of the full range, brought into this one."""
+        assert self._ends is not None
+        low, high = self._ends
+        table = low + np.floor(np.arange(256)[:, None] * (high - low + 1) / 256)
+        return cv2.LUT(noise, table.astype(np.uint8)[None]).astype(np.uint8, copy=False)

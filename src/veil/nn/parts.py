@@ -1,0 +1,92 @@
+"""Which pixels are hair, face, skin or clothes: a small network that comes with the package, on the CPU.
+
+`Parts` looks at one image and says of every pixel how likely each part of a person is. Its file ``parts.onnx`` is
+trained and exported by `veil.nn.partnet` and ``bench/parts.py``; here is no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from veil.core import VeilError
+from veil.nn.onnx import session
+from veil.nn.tracks import Image
+
+Array = npt.NDArray[np.float32]
+
+PARTS = ("background", "hair", "face", "skin", "upper", "lower", "shoes", "other")  # the network's answers
+GROUPS: dict[str, tuple[int, ...]] = {
+    "hair": (1,),
+    "face": (2,),
+    "skin": (3,),
+    "clothes": (4, 5, 6),
+    "body": (3, 4, 5, 6, 7),  # all but the head
+    "person": (1, 2, 3, 4, 5, 6, 7),
+}
+SIZE = 224  # pixels of the longer side at which the network looks
+STRIDE = 4  # input pixels to one of the answer
+SHIPPED = Path(__file__).with_name("parts.onnx")
+
+
+class Parts:
+    """The parts of people in an image, each pixel's as probabilities that sum to 1."""
+
+    def __init__(self, path: Path = SHIPPED) -> None:
+        if not path.is_file():
+            raise VeilError(
+                f"the part network {path} is not there, though Veil comes with one: install Veil anew, or make the "
+                "file with `python bench/parts.py export WEIGHTS -o FILE`."
+            )
+        self.session = session(path)
+        self.input = self.session.get_inputs()[0].name
+        told = self.session.get_modelmeta().custom_metadata_map
+        if "parts" not in told or tuple(json.loads(told["parts"])) != PARTS:
+            raise VeilError(f"{path} is no part network of Veil: it does not answer {', '.join(PARTS)}.")
+        self.thresholds: dict[str, float] = {name: 0.5 for name in GROUPS}
+        self.thresholds |= json.loads(told.get("thresholds", "{}"))
+        """For each group, from where on its map calls a pixel one of its own; chosen on held-out images."""
+
+    def __call__(self, image: Image) -> Array:
+        """Probabilities ``(8, h, w)``, in the order of `PARTS`, on a grid about `SIZE` / `STRIDE` long."""
+        height, width = fitted(*image.shape[:2])
+        shrinks = height * width < image.shape[0] * image.shape[1]
+        small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+        blob = cv2.dnn.blobFromImage(small, 1 / 255)  # (1, 3, height, width)
+        logits = np.asarray(self.session.run(None, {self.input: blob})[0])[0]
+        logits = np.exp(logits - logits.max(0))
+        return logits / logits.sum(0)
+
+    def maps(self, image: Image, names: Iterable[str]) -> Array:
+        """How likely each pixel ``(H, W)`` of the image is one of the named groups; `GROUPS` has the names."""
+        height, width = image.shape[:2]
+        saliency = grouped(self(image), names)
+        return np.clip(cv2.resize(saliency, (width, height), interpolation=cv2.INTER_LINEAR), 0, 1)
+
+
+@cache
+def parts() -> Parts:
+    """The network that comes with the package; loaded once a process."""
+    return Parts()
+
+
+def grouped(probabilities: Array, names: Iterable[str]) -> Array:
+    """Of probabilities ``(8, h, w)``, those ``(h, w)`` of being in any of the named groups."""
+    chosen: set[int] = set()
+    for name in names:
+        if name not in GROUPS:
+            raise VeilError(f"there is no group of parts '{name}': choose from {', '.join(GROUPS)}.")
+        chosen |= {*GROUPS[name]}
+    return probabilities[sorted(chosen)].sum(0)
+
+
+def fitted(height: int, width: int, size: int = SIZE) -> tuple[int, int]:
+    """Height and width of an image whose longer side becomes `size`, in whole strides."""
+    longer = max(height, width)
+    return tuple(max(1, round(side * size / longer / STRIDE)) * STRIDE for side in (height, width))  # type: ignore[return-value]
