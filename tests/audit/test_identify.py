@@ -1,4 +1,4 @@
-"""Who is recognised: the rules on people that are coloured squares, and the real embedders on real pictures."""
+"""Who is recognised: the rules, with coloured squares for people, and the real embedders on real pictures."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ from veil.data.frames import FrameReader, Read
 from veil.video import Time, VideoInfo, open_sink, open_source
 
 FPS = 25  # of the file that an H.264 round trip writes; the encoder looks at frames, not at seconds
+ROOM = 4 << 30  # bytes of raw video that are remembered
 Progress = Callable[[int, int], None]  # done, in all
 
 
@@ -121,6 +122,32 @@ def gather(
         dataset.attributes,
         dataset.identities,
     )
+
+
+def remembering(dataset: Dataset, size: int) -> Dataset:
+    """The dataset whose videos, small and square, stay in memory once they were read, as far as there is room."""
+    store: dict[str, Frames] = {}
+    room = [ROOM]
+    reader = FrameReader(dataset, size=size)
+
+    def keep(sample: Sample, frames: Frames) -> Frames:
+        small = square(frames, size)
+        if small.nbytes <= room[0]:
+            room[0] -= small.nbytes
+            store[sample.id] = small
+        return small
+
+    def frames(sample: Sample) -> Frames:
+        known = store.get(sample.id)
+        return keep(sample, reader(sample)) if known is None else known
+
+    def batch(samples: Sequence[Sample]) -> Iterator[Frames]:
+        if dataset.batch is None or all(sample.id in store for sample in samples):
+            yield from map(frames, samples)
+        else:
+            yield from (keep(*pair) for pair in zip(samples, dataset.batch(samples), strict=True))
+
+    return replace(dataset, frames=frames, batch=batch if dataset.batch else None)
 
 
 def square(frames: Frames, size: int) -> Frames:

@@ -1,16 +1,17 @@
 """Who is it? Faces or bodies in videos, compared with stills of known people by a published embedding.
 
-The attacker knows nothing of the anonymizer: he has a *gallery* (stills with names), an *embedder*, and frames.
-A *probe* is one face or body in one frame. It is *recognised* where the right person of the gallery is the nearest and
-nearer than the embedder's threshold, and *mistaken* where a wrong one is. *Rank-1* asks for the nearest only: it is the
-closed question "which of these?".
+The attacker knows nothing of the anonymizer, but has a *gallery* (stills with names), an *embedder*, and frames.
+A *probe* is one face or body in one frame. It is *recognised* where the right person of the gallery is the
+nearest and nearer than the embedder's threshold, and *mistaken* where a wrong one is. *Rank-1* asks for the
+nearest only: it is the closed question "which of these?".
 
-`compare_folders` judges the output of any tool by the raw videos it was made of. Raw video says who is where; then the
-anonymized frame is attacked at whatever the detector still finds in it *and* at the place where raw video showed
-somebody, for that a detector fails does not make a face unrecognisable.
+`compare_folders` judges the output of any tool by the raw videos it was made of. Raw video says who is where;
+then the anonymized frame is attacked at whatever the detector still finds in it *and* at the place where raw
+video showed somebody, for that a detector fails does not make a face unrecognisable.
 
-An attacker also tries each place a little *softened*: the edges of large pixels confuse an embedding, though anybody who
-screws up their eyes sees the face. The nearest of the attempts is believed, since nobody knows which of them is right.
+An attacker also tries each place a little *softened*: the edges of large pixels confuse an embedding, though
+anybody who screws up their eyes sees the face. The nearest of the attempts is believed, since nobody knows which
+of them is right.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ Ints = npt.NDArray[np.intp]
 Progress = Callable[[int, int | None], None]  # frames done, frames in all (None: unknown)
 
 EVERY = 5  # of how many frames one is attacked
-# Widths of a Gaussian, of the side of a face. On 28 faces of 45 pixels in blocks of 4 they take rank-1 from 0.43 to 0.89 and
-# those recognised from 4 to 14; behind black they find nobody.
+# Widths of a Gaussian, of the side of a face. On 28 faces of 45 pixels in blocks of 4 they take rank-1 from 0.43
+# to 0.89 and those recognised from 4 to 14; behind black they find nobody.
 SOFTENED = (0.02, 0.06)
-# Levels of 255 in luma, root mean square over 8 x 8 pixels: a frame that nowhere differs by more was left as it was.
-# Untouched videos encoded anew stay below 15.6 up to a crf of 23 (there their PSNR is down to 35 dB, so that PSNR cannot
-# tell); a blur of 5 pixels on a face makes 17 and more, blocks of 4 pixels 25 and more (five real videos, and the demo's).
+# Levels of 255 in luma, root mean square over 8 x 8 pixels: a frame that nowhere differs by more was left as it
+# was. Untouched videos encoded anew stay below 15.6 up to a crf of 23 (there their PSNR is down to 35 dB, so that
+# PSNR cannot tell); a blur of 5 pixels on a face makes 17 and more, blocks of 4 pixels 25 and more (four real
+# videos, and the demo's).
 _UNTOUCHED = 16.0
 _CHANGED = 16  # levels by which a pixel must differ in some colour to count as changed
 _STILL_SIDE = 1600  # stills are shrunk to this: a face in them is still large
@@ -65,7 +67,7 @@ class Gallery:
     notes: tuple[str, ...] = ()
 
     def distances(self, seen: Sequence[Seen]) -> Floats:
-        """From each of those seen to each person, ``(P, len(names))``: to the nearest still of that person."""
+        """From each of those seen to each person, ``(P, len(names))``: to the nearest of that person's stills."""
         if not seen:
             return np.zeros((0, len(self.names)))
         probes = np.stack([one.embedding for one in seen]).astype(np.float64)
@@ -154,10 +156,10 @@ class _Look(NamedTuple):
 
 
 def read_gallery(folder: str | Path, embed: Embedder) -> Gallery:
-    """The people in a folder of stills: ``NAME.jpg``, ``NAME_2.jpg`` and ``NAME3.jpg`` are one, as is all in ``NAME/``.
+    """The people in a folder of stills: ``NAME.jpg``, ``NAME_2.jpg``, ``NAME3.jpg`` and all in ``NAME/`` are one.
 
-    A still shows one person, or one who is much larger than the others. Where it is not clear who is meant, the still
-    is left out, and a note says so.
+    A still shows one person, or one who is much larger than the others. Where it is not clear who is meant, the
+    still is left out, and a note says so.
     """
     folder = Path(folder)
     names: dict[str, int] = {}
@@ -195,9 +197,9 @@ def identify(
     """Look for the people of a gallery in every `every`-th frame of some videos.
 
     videos    files, or frames ``(T, H, W, 3)``
-    truth     who is seen in each video, by the name of its file without its ending (frames: ``"0"``, ``"1"``, … by
-              their place among `videos`); None: whoever is within the threshold counts as recognised
-    softened  by how much to soften whoever is found for a further look; ``()`` does for raw video, and is quicker
+    truth     who is seen in each video, by the name of its file without its ending (frames: ``"0"``, ``"1"``, …
+              by their place among `videos`); None: whoever is within the threshold counts as recognised
+    softened  by how much to soften whoever is found for a further look; ``()`` does for raw video
     progress  called with the number of frames done and the number in all
     """
     _check_every(every)
@@ -236,9 +238,9 @@ def compare_folders(
     gallery           a folder as `read_gallery` takes it, or a gallery
     embed             what tells people apart; None: `FaceEmbedder()`
 
-    First every pair is compared pixel by pixel, so that a pair that does not fit ends it at once. Then people are looked
-    for in every `every`-th frame. Who it is, is what raw video tells within the threshold: what raw video does not tell
-    is no leak of the anonymized one.
+    First every pair is compared pixel by pixel, so that a pair that does not fit ends it at once. Then people are
+    looked for in every `every`-th frame. Who it is, is what raw video tells within the threshold: what raw video
+    does not tell is no leak of the anonymized one.
     """
     _check_every(every)
     files = paired(Path(raw), Path(anonymized))
@@ -300,7 +302,7 @@ def _attack(
 def _soft_distances(
     image: Frames, boxes: Sequence[Box], gallery: Gallery, embed: Embedder, widths: Sequence[float]
 ) -> Floats:
-    """From what lies at each place to each person, ``(places, names)``, in the best of several softened views."""
+    """From what lies at each place to each person, ``(places, names)``, in the best of the softened views."""
     nearest = np.full((len(boxes), len(gallery.names)), np.inf)
     height, width = image.shape[:2]
     for place, (x0, y0, x1, y1) in enumerate(boxes):
@@ -353,7 +355,8 @@ def _summary(
 def _rank1(distances: Floats, truth: Ints, video: Ints, names: Sequence[str], bootstrap: Resampling) -> Score:
     """Share of probes to which the right person is the nearest; people equally near count in equal parts.
 
-    Chance is one in as many as there are names, and a note says what a constant answer reaches. Resamples draw videos.
+    Chance is one in as many as there are names, and a note says what a constant answer reaches. Resamples draw
+    videos.
     """
     n, chance = len(truth), 1 / len(names)
     if n == 0:
@@ -425,7 +428,7 @@ def _uneven(raw: Path, anonymized: Path, ours: int, theirs: int) -> VeilError:
 
 
 def paired(raw: Path, anonymized: Path) -> list[tuple[str, Path, Path]]:
-    """Each raw file with its anonymized form, by their place below the folders and their name without its ending."""
+    """Each raw file with its anonymized form, by their place below the folders and their name up to its ending."""
     if raw.is_file() and anonymized.is_file():
         return [(raw.stem, raw, anonymized)]
     ours = _files(raw)

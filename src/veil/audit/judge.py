@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 import veil
-from veil.audit.footage import Footage, gather
+from veil.audit.footage import Footage, gather, remembering
 from veil.audit.keeping import fingerprint, keep_at, kept_at, plain, told
 from veil.audit.recognize import Recognizer
 from veil.audit.restore import Restorer, learn_restorer
@@ -160,7 +160,7 @@ class _Audit:
         self.data, self.suite, self.seeds, self.device, self.jobs = data, suite, seeds, device, jobs
         self.keep, self.command, self.progress = keep, command, progress
         self.questions = data.questions()
-        self.datasets = {dataset.name: dataset for dataset, *_ in self.questions}
+        self.datasets = {dataset.name: remembering(dataset, suite.size) for dataset, *_ in self.questions}
         self.samples = {name: _limited(dataset, suite.videos) for name, dataset in self.datasets.items()}
         told = [fingerprint(dataset, self.samples[name]) for name, dataset in self.datasets.items()]
         self.base = {

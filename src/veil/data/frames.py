@@ -31,6 +31,7 @@ from veil.data.sample import Dataset, Sample
 from veil.video import is_image, open_source
 
 _LAYOUT = 1  # of the cache; another number makes every entry anew
+_BATCH = 32  # samples that are made together
 _NAMED = 10  # how many broken files a warning names; all are in `FrameReader.skipped`
 
 
@@ -84,7 +85,7 @@ class FrameReader:
         known, tried, read = len(self.skipped), 0, 0
         pool = ThreadPoolExecutor(self._workers, "veil-read")
         waiting: deque[tuple[list[Sample], Future[list[Frames | VeilError]]]] = deque()
-        jobs = (list(job) for _, job in groupby(samples, lambda sample: sample.path or sample.id))
+        jobs = self._jobs(samples)
         try:
             while True:
                 for job in islice(jobs, 2 * self._workers - len(waiting)):
@@ -106,6 +107,15 @@ class FrameReader:
             raise VeilError(
                 f"none of {tried:,} samples of {self._dataset.name} could be read: {self._first()}"
             )
+
+    def _jobs(self, samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+        """Samples that are read in one go: those of one file, or a batch."""
+        if self._dataset.batch is None:
+            yield from (list(job) for _, job in groupby(samples, lambda sample: sample.path or sample.id))
+            return
+        rest = iter(samples)
+        while job := list(islice(rest, _BATCH)):
+            yield job
 
     def _first(self) -> str:
         return next(iter(self.skipped.values()))
@@ -143,9 +153,9 @@ class FrameReader:
                     early[place] = frames
                 yield early.pop(index)
         else:
-            for sample in samples:
-                frames = self._dataset.frames(sample)[:: self._every]
-                yield np.stack([_smaller(picture, self._size) for picture in frames])
+            made = map(self._dataset.frames, samples)
+            for frames in self._dataset.batch(samples) if self._dataset.batch and samples else made:
+                yield np.stack([_smaller(picture, self._size) for picture in frames[:: self._every]])
 
     def _entry(self, sample: Sample) -> Path | None:
         """Where in the cache these frames belong; a file that changed belongs elsewhere."""

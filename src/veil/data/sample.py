@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -48,6 +48,7 @@ class Dataset:
     attributes: tuple[str, ...] = ()
     identities: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what was missing, skipped or unlike the published counts: sentences
+    batch: Callable[[Sequence[Sample]], Iterable[Frames]] | None = None  # of several, where that is faster
 
     def split(self, name: Split) -> list[Sample]:
         """The samples of one split."""

@@ -119,6 +119,7 @@ def read(
         name="synthetic" if kind == "clips" else f"synthetic-{kind}",
         samples=samples,
         frames=functools.partial(_frames, size=size),
+        batch=functools.partial(_batch, size=size),
         actions=ANOMALIES if kind == "surveillance" else ACTIONS,
         attributes=() if kind == "gait-alike" else ATTRIBUTES,
         identities=() if kind == "stills" else tuple(f"person {i:02d}" for i in range(world.identities)),
@@ -155,6 +156,10 @@ def _segments(labels: Tensor, nothing: int) -> tuple[Segment, ...]:
 
 def _frames(sample: Sample, *, size: int) -> Frames:
     return render_samples([sample], size=size)[0].numpy()
+
+
+def _batch(samples: Sequence[Sample], *, size: int) -> Iterator[Frames]:
+    yield from render_samples(samples, size=size).numpy()
 
 
 def render_samples(

@@ -29,13 +29,14 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from functools import lru_cache
 from typing import Literal, get_args
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from veil.nn.flow import Estimator, Image, Mask, Motion, Motions, enlarge, grid, warp
+from veil.nn.flow import Estimator, Image, Motion, Motions, enlarge, grid, warp
 
 Carry = Literal["recursive", "eq4", "released", "iid", "static"]
 Levels = Literal["video", "full"]
@@ -131,52 +132,75 @@ class _Dice:
 
 
 class _Grains:
-    """One grain of noise in each pixel: its value, and its offset from the middle of the pixel."""
+    """One grain of noise in each pixel, and how far off the middle of their pixels they lie.
+
+    The grains of one cell of the motion's grid move together, by whole pixels; what is left over is the cell's offset.
+    """
 
     def __init__(self, size: tuple[int, int], dice: _Dice):
-        self.size, self._dice = size, dice
-        count = size[0] * size[1]
-        self._numbers = np.arange(count, dtype=np.int32)
-        self._owner = np.empty(count, np.int32)
+        self._size, self._dice = size, dice
+        self._numbers = np.arange(size[0] * size[1], dtype=np.int32)
+        self._owner = np.empty_like(self._numbers)
         self._draw()
 
     def _draw(self) -> None:
-        rgba = cv2.cvtColor(self._dice.pixels(self.size), cv2.COLOR_RGB2RGBA)
+        rgba = cv2.cvtColor(self._dice.pixels(self._size), cv2.COLOR_RGB2RGBA)
         self._value = rgba.reshape(-1).view(np.uint32)  # a pixel is moved as one number
-        self._rx, self._ry = np.zeros(self.size, np.float32), np.zeros(self.size, np.float32)
+        self._offset: npt.NDArray[np.float32] | None = (
+            None  # (h, w, 2): x and y, within half a pixel; None: none
+        )
         self.fresh = self._value.size  # how many grains are new in this frame
 
     def image(self) -> Image:
-        rgba = self._value.view(np.uint8).reshape(*self.size, 4)
+        rgba = self._value.view(np.uint8).reshape(*self._size, 4)
         return cv2.cvtColor(rgba, cv2.COLOR_RGBA2RGB).astype(np.uint8, copy=False)
 
     def move(self, motion: Motion) -> None:
         if motion.cut:
             self._draw()
             return
-        height, width = self.size
-        x, y = grid(height, width)
-        # Where each pixel was in the frame before, and about how far off the grains are drawn there.
-        x, y = (axis + enlarge(motion.back[..., i], self.size) for i, axis in enumerate((x, y)))
-        off_x, off_y = (
-            cv2.remap(r, x, y, cv2.INTER_NEAREST, borderMode=cv2.BORDER_REPLICATE) for r in (self._rx, self._ry)
+        (height, width), (h, w) = self._size, motion.lost.shape
+        cols, left, right = _cells(w, width)
+        rows, top, bottom = _cells(h, height)
+        wanted = motion.back
+        if self._offset is not None:
+            x, y = grid(h, w)
+            x, y = (
+                x + motion.back[..., 0] * np.float32(w / width),
+                y + motion.back[..., 1] * np.float32(h / height),
+            )
+            wanted = wanted - cv2.remap(
+                self._offset, x, y, cv2.INTER_NEAREST, borderMode=cv2.BORDER_REPLICATE
+            )
+        steps = np.rint(wanted)  # from each cell to where its grains are, in whole pixels
+        self._offset = steps - wanted
+        dx, dy = steps[..., 0], steps[..., 1]
+        inside = (
+            (left + dx >= 0)
+            & (right + dx < width)
+            & (top[:, None] + dy >= 0)
+            & (bottom[:, None] + dy < height)
         )
-        from_x, from_y = np.rint(x - off_x), np.rint(y - off_y)
-        in_x, in_y = np.clip(from_x, 0, width - 1), np.clip(from_y, 0, height - 1)
-        source = (in_y.astype(np.intp) * width + in_x.astype(np.intp)).reshape(-1)
-        rx = in_x + self._rx.reshape(-1).take(source).reshape(self.size) - x
-        ry = in_y + self._ry.reshape(-1).take(source).reshape(self.size) - y
+        steps = np.where(inside[..., None], steps, 0).astype(np.int32)
+        jump = steps[..., 1].astype(np.intp) * width + steps[..., 0]
+        source = jump.take(cols, 1).take(rows, 0).reshape(-1)
+        source += self._numbers
         self._value = self._value.take(source)
         self._owner[source] = self._numbers
-        new: Mask = self._owner.take(source) != self._numbers  # another pixel has that grain
-        new = new.reshape(self.size) | (in_x != from_x) | (in_y != from_y) | enlarge(motion.lost, self.size)
-        new |= np.maximum(np.abs(rx), np.abs(ry)) > 1
+        new = self._owner.take(source) != self._numbers  # another pixel has that grain
+        new |= (motion.lost | ~inside).take(cols, 1).take(rows, 0).reshape(-1)
         at = np.flatnonzero(new)
-        # New grains are offset as their neighbours are: else they would be torn off them by the next slow motion.
-        for r in (rx.reshape(-1), ry.reshape(-1)):
-            r[at] -= np.rint(r[at])
         self._value.view(np.uint8).reshape(-1, 4)[at, :3] = self._dice.bytes(3 * at.size).reshape(-1, 3)
-        self._rx, self._ry, self.fresh = rx, ry, at.size
+        self.fresh = at.size
+
+
+@lru_cache(8)
+def _cells(cells: int, pixels: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """The cell of each pixel along one axis, and the first and the last pixel of each cell."""
+    cell = (2 * np.arange(pixels) + 1) * cells // (2 * pixels)
+    numbers = np.arange(cells)
+    first, last = np.searchsorted(cell, numbers), np.searchsorted(cell, numbers, "right") - 1
+    return cell, first.astype(np.float32), last.astype(np.float32)
 
 
 def _eq4(first: Image, motion: Motion) -> Image:
@@ -201,10 +225,10 @@ class _Levels:
     """The range of the noise: mean ± standard deviation of the video so far, for each channel."""
 
     LEAST = 16.0  # Paper: σ. Here: at least this, because noise in a video that begins black must show motion too.
-    SAMPLE = 1 << 14  # pixels a frame
+    SAMPLE = 1 << 13  # pixels a frame
 
     def __init__(self) -> None:
-        self._count, self._sum, self._squares = 0, np.zeros(3), np.zeros(3)
+        self._count, self._mean, self._square = 0, np.zeros(3), np.zeros(3)
         self._ends: npt.NDArray[np.float64] | None = None  # (2, 3): lowest and highest
 
     def step(self, image: Image, cut: bool) -> _Levels:
@@ -212,13 +236,12 @@ class _Levels:
         # Paper: of the dataset. Here: of the frames so far, because a stream has no others; the range moves by at most
         # one level of 255 a frame, so that it does not flicker, and in a cut, where all noise is new, by any amount.
         stride = max(1, int((image.shape[0] * image.shape[1] / self.SAMPLE) ** 0.5))
-        some = image[::stride, ::stride].reshape(-1, 3).astype(np.float64)
-        self._count += len(some)
-        self._sum += some.sum(0)
-        self._squares += (some * some).sum(0)
-        mean = self._sum / self._count
-        half = np.maximum(np.sqrt(np.maximum(self._squares / self._count - mean**2, 0)), self.LEAST)
-        ends = np.clip(np.rint([mean - half, mean + half]), 0, 255)
+        mean, std = (v[:, 0] for v in cv2.meanStdDev(np.ascontiguousarray(image[::stride, ::stride])))
+        self._count += 1
+        self._mean += (mean - self._mean) / self._count
+        self._square += (std**2 + mean**2 - self._square) / self._count
+        half = np.maximum(np.sqrt(np.maximum(self._square - self._mean**2, 0)), self.LEAST)
+        ends = np.clip(np.rint([self._mean - half, self._mean + half]), 0, 255)
         if self._ends is not None and not cut:
             ends = np.clip(ends, self._ends - 1, self._ends + 1)
         self._ends = ends

@@ -1,7 +1,7 @@
-"""Whose body it is: OSNet (Zhou et al. 2019, arXiv 1905.00953), an embedding that tells people apart by their looks.
+"""Whose body it is: OSNet (Zhou et al. 2019, arXiv 1905.00953), whose embedding tells people apart by their looks.
 
-It knows clothes, build and bearing, so it recognises people within a day rather than over years. Embeddings have
-length 1: with c the cosine of two of them, their distance (Euclid) is ``sqrt(2 - 2 c)``.
+It knows clothes, build and bearing, so it recognises people within a day rather than over years. Embeddings
+have length 1: with c the cosine of two of them, their distance (Euclid) is ``sqrt(2 - 2 c)``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class BodyEmbedder:
     `person`   the person detector, as in `veil.nn.people.detector`
     """
 
-    # A cosine of 0.68. Pedestrians of OpenCV's vtest.avi, half a minute: nearer are 91 of 146 pairs of one person three
-    # seconds and more apart, and 3 of 90 pairs of two people in one frame.
+    # A cosine of 0.68. Pedestrians of OpenCV's vtest.avi, 50 seconds: nearer are 91 of 146 pairs of one person
+    # three seconds and more apart, and 3 of 90 pairs of two people in one frame.
     threshold = 0.8
 
     def __init__(self, path: str | Path | None = None, person: str | None = None, sure: float = 0.4) -> None:

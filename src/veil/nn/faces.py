@@ -1,7 +1,7 @@
 """Whose face it is: dlib's embedding (King 2017), a ResNet whose distances tell people apart.
 
-Two faces nearer than 0.6 (Euclid) are taken for one person; that is dlib's own threshold. Nothing here is part of
-anonymizing: it is what an attacker does. dlib and its weights come with the extra ``faces``.
+Two faces nearer than 0.6 (Euclid) are taken for one person; that is dlib's own threshold. Nothing here is part
+of anonymizing: it is what an attacker does. dlib and its weights come with the extra ``faces``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SURE = 0.3  # the heat from which a face of CenterFace counts; below are collar
 
 
 class Seen(NamedTuple):
-    """Somebody in an image: where, the embedding, and how sure the detector is (0 to 1; 1 for a place given)."""
+    """Somebody in an image: where, the embedding, and how sure the detector is (1 for a place given)."""
 
     box: Box
     embedding: Embedding
@@ -51,12 +51,12 @@ class Embedder(Protocol):
         ...
 
     def at(self, image: Image, boxes: Sequence[Box]) -> list[Seen]:
-        """What is to be seen at the given places, one each, whether or not a detector would find anybody there."""
+        """What is to be seen at the given places, one each, whether or not anybody would be found there."""
         ...
 
 
 class FaceEmbedder:
-    """Faces found by dlib's HOG detector or by CenterFace, aligned by five landmarks, as vectors ``(128,)``."""
+    """Faces found by dlib's HOG detector or CenterFace, aligned by five landmarks, as vectors ``(128,)``."""
 
     threshold = 0.6
 

@@ -85,8 +85,8 @@ class _Setting(NamedTuple):
 
 
 SETTINGS: dict[Speed, _Setting] = {
-    "fast": _Setting(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST, 1, 320),
-    "medium": _Setting(cv2.DISOPTICAL_FLOW_PRESET_FAST, 1, 480),
+    "fast": _Setting(cv2.DISOPTICAL_FLOW_PRESET_FAST, 2, 320),
+    "medium": _Setting(cv2.DISOPTICAL_FLOW_PRESET_FAST, 1, 320),
     "fine": _Setting(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM, 1, 640),
 }
 
@@ -109,7 +109,7 @@ class Dis:
 
 
 class Motion(NamedTuple):
-    """How a frame came out of the one before it, on a small grid; `enlarge` brings a field to the frame's size."""
+    """How a frame came out of the one before it, on a small grid; `enlarge` brings a flow to the frame's size."""
 
     forward: Flow  # (h, w, 2) in pixels of the frame, from the frame before
     back: Flow  # (h, w, 2) in pixels of the frame, to the frame before
@@ -134,37 +134,42 @@ class Motions:
         if size != self._size:
             raise ValueError(f"the frames of a video have one size, got {size} and then {self._size}")
         forward, back = self._estimator.between(before, self._before)
-        scale = np.array([size[1] / before.shape[1], size[0] / before.shape[0]], np.float32)
+        scale = size[1] / before.shape[1], size[0] / before.shape[0]
         lost = inconsistent(back, forward, scale)
-        return Motion(forward * scale, back * scale, lost, is_cut(before, self._before, back, lost))
+        cut = is_cut(before, self._before, back, lost)
+        return Motion(forward * np.float32(scale), back * np.float32(scale), lost, cut)
 
 
-def inconsistent(there: Flow, and_back: Flow, scale: npt.ArrayLike = 1.0) -> Mask:
+def inconsistent(there: Flow, and_back: Flow, scale: tuple[float, float] = (1.0, 1.0)) -> Mask:
     """Where going `there` and `and_back` does not lead to where one began: it is hidden in the other picture.
 
     `scale` is how many pixels of the frame are one of the flow's (x, y): the test is made in pixels of the frame.
     """
-    back = warp(and_back, there, nearest=False)
-    return _squared((there + back) * scale) > 0.01 * (_squared(there * scale) + _squared(back * scale)) + 0.5
-
-
-def _squared(flow: Flow) -> npt.NDArray[np.float32]:
-    return cv2.transform(flow * flow, np.ones((1, 2), np.float32)).astype(np.float32, copy=False)
+    x, y = grid(*there.shape[:2])
+    over, far = np.full(x.shape, -0.5, np.float32), np.zeros(x.shape, np.float32)
+    returned = cv2.remap(
+        and_back, x + there[..., 0], y + there[..., 1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
+    )
+    for axis, pixels in enumerate(scale):
+        one, other = there[..., axis] * np.float32(pixels), returned[..., axis] * np.float32(pixels)
+        over += np.square(one + other)
+        far += np.float32(0.01) * (one * one + other * other)
+    return over > far
 
 
 def is_cut(before: Image | Grey, after: Image | Grey, back: Flow, lost: Mask) -> bool:
     """Whether a new scene begins: half of it was not to be seen before, or is not explained by what was."""
     if lost.mean() > 0.5:
         return True
+    if cv2.absdiff(before, after).mean() < 15:
+        return False
     left = cv2.absdiff(after, warp(before, back, nearest=False))
     return float(left.mean()) > 30 and float((left > 20).mean()) > 0.5
 
 
-def enlarge(field: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
-    """A field of a `Motion` at the frame's size ``(H, W)``; the outer edges of both grids coincide."""
-    if field.dtype == np.bool_:
-        return cv2.resize(field.view(np.uint8), size[::-1], interpolation=cv2.INTER_NEAREST).view(np.bool_)
-    return cv2.resize(field, size[::-1], interpolation=cv2.INTER_LINEAR)
+def enlarge(field: Flow, size: tuple[int, int]) -> Flow:
+    """A flow of a `Motion` at the frame's size ``(H, W)``; the outer edges of both grids coincide."""
+    return cv2.resize(field, size[::-1], interpolation=cv2.INTER_LINEAR).astype(np.float32, copy=False)
 
 
 @cache
@@ -219,8 +224,12 @@ class Raft:
         height, width = before.shape[:2]
         # The network takes sides that are multiples of 8, and at least 128.
         extra = [max(128, -(-side // 8) * 8) - side for side in (height, width)]
-        pair = [cv2.copyMakeBorder(x, 0, extra[0], 0, extra[1], cv2.BORDER_REPLICATE) for x in (before, after)]
-        both = torch.from_numpy(np.stack(pair)).to(self.device).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
+        pair = [
+            cv2.copyMakeBorder(x, 0, extra[0], 0, extra[1], cv2.BORDER_REPLICATE) for x in (before, after)
+        ]
+        both = (
+            torch.from_numpy(np.stack(pair)).to(self.device).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
+        )
         with torch.inference_mode():
             flows: Tensor = self._net(both, both.flip(0), num_flow_updates=self.updates)[-1]
         forward, back = flows[..., :height, :width].permute(0, 2, 3, 1).float().cpu().numpy()
@@ -236,7 +245,9 @@ def read_raft(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError as error:
         raise VeilError(f"there is no file {path} with the weights of RAFT.") from error
     except Exception as error:  # what torch raises for a file that is none of its own is not documented
-        raise VeilError(f"{path} cannot be read as weights: it is damaged, or no file of PyTorch's.") from error
+        raise VeilError(
+            f"{path} cannot be read as weights: it is damaged, or no file of PyTorch's."
+        ) from error
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise VeilError(f"{path} holds no weights of RAFT: it is not a table of tensors.")
     return {_torchvision_name(name): value for name, value in state.items()}

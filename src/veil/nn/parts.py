@@ -49,25 +49,29 @@ class Parts:
         told = self.session.get_modelmeta().custom_metadata_map
         if "parts" not in told or tuple(json.loads(told["parts"])) != PARTS:
             raise VeilError(f"{path} is no part network of Veil: it does not answer {', '.join(PARTS)}.")
-        self.thresholds: dict[str, float] = {name: 0.5 for name in GROUPS}
+        self.thresholds: dict[str, float] = dict.fromkeys(GROUPS, 0.5)
         self.thresholds |= json.loads(told.get("thresholds", "{}"))
         """For each group, from where on its map calls a pixel one of its own; chosen on held-out images."""
 
     def __call__(self, image: Image) -> Array:
         """Probabilities ``(8, h, w)``, in the order of `PARTS`, on a grid about `SIZE` / `STRIDE` long."""
         height, width = fitted(*image.shape[:2])
-        shrinks = height * width < image.shape[0] * image.shape[1]
-        small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+        # Twice as fine, then averaged: as in training, and a tenth of the cost of averaging every pixel.
+        fine = cv2.resize(image, (2 * width, 2 * height), interpolation=cv2.INTER_LINEAR)
+        small = cv2.resize(fine, (width, height), interpolation=cv2.INTER_AREA)
         blob = cv2.dnn.blobFromImage(small, 1 / 255)  # (1, 3, height, width)
-        logits = np.asarray(self.session.run(None, {self.input: blob})[0])[0]
-        logits = np.exp(logits - logits.max(0))
-        return logits / logits.sum(0)
+        logits: Array = np.asarray(self.session.run(None, {self.input: blob})[0], np.float32)[0]
+        likely: Array = np.exp(logits - logits.max(0))
+        likely /= likely.sum(0)
+        return likely
 
     def maps(self, image: Image, names: Iterable[str]) -> Array:
         """How likely each pixel ``(H, W)`` of the image is one of the named groups; `GROUPS` has the names."""
         height, width = image.shape[:2]
-        saliency = grouped(self(image), names)
-        return np.clip(cv2.resize(saliency, (width, height), interpolation=cv2.INTER_LINEAR), 0, 1)
+        saliency = grouped(self(image), names).clip(0, 1)
+        return cv2.resize(saliency, (width, height), interpolation=cv2.INTER_LINEAR).astype(
+            np.float32, copy=False
+        )
 
 
 @cache
