@@ -69,8 +69,12 @@ def train(given: argparse.Namespace) -> None:
             tell(record["test"])
 
 
+def number(value: float | None) -> str:
+    return "  –  " if value is None else f"{value:.3f}"
+
+
 def line(numbers: dict[str, Any]) -> str:
-    told = (f"{key} {numbers[key]:.3f}" for key in ("person", "face", "background_hidden"))
+    told = (f"{key} {number(numbers[key])}" for key in ("person", "face", "background_hidden"))
     overlaps = " ".join(f"{part} {value:.2f}" for part, value in numbers["iou"].items())
     return f"{', '.join(told)}; threshold {numbers['groups']['person']['threshold']}; IoU {overlaps}"
 
@@ -78,10 +82,10 @@ def line(numbers: dict[str, Any]) -> str:
 def tell(sources: dict[str, dict[str, Any]]) -> None:
     """A line for each source, and one for each group of parts."""
     for source, numbers in sources.items():
-        told = "  ".join(f"{key} {numbers[key]:.3f}" for key in ("person", "face", "background_hidden"))
+        told = "  ".join(f"{key} {number(numbers[key])}" for key in ("person", "face", "background_hidden"))
         print(f"{source:12s} {told}")
     for group, numbers in sources["all"]["groups"].items():
-        told = "  ".join(f"{key} {value:.3f}" for key, value in numbers.items())
+        told = "  ".join(f"{key} {number(value)}" for key, value in numbers.items())
         print(f"map of {group:8s} {told}")
     print(line(sources["all"]), flush=True)
 
@@ -104,11 +108,13 @@ def measure(data: Path, weights: Path, out: Path | None, device: str) -> None:
     if weights.suffix == ".onnx":
         parts = Parts(weights)
         val, test = (tallied_as_shipped(parts, shots[split]) for split in ("val", "test"))
+        thresholds = parts.thresholds
     else:
         net, _ = partnet.load_net(weights)
         net = net.to(device)
         val, test = (partnet.tallied(net, shots[split].to(device)) for split in ("val", "test"))
-    thresholds = val["all"].thresholds()
+        thresholds = val["all"].thresholds()
+    print(f"thresholds {thresholds}; the validation split would choose {val['all'].thresholds()}")
     found = {name: tally.summary(thresholds) for name, tally in test.items()}
     print("person threshold   person   face   background hidden (test)")
     for at in (*(level / 10 for level in range(1, 10)), thresholds["person"]):
@@ -169,7 +175,7 @@ def main() -> None:
     verb.add_argument("--steps", type=int, help="instead of seconds")
     verb.add_argument("--crop", type=int, default=192)
     verb.add_argument("--batch", type=int, default=64)
-    verb.add_argument("--lr", type=float, default=2e-3)
+    verb.add_argument("--lr", type=float, default=1.5e-3)
     verb.add_argument("--seed", type=int, default=0)
     verb.add_argument("--width", type=int, default=64, help="of the decoder")
     verb.add_argument("--shrink", type=int, default=1, help="a narrower encoder, for trying things out")

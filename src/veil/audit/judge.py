@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -270,7 +271,8 @@ class _Audit:
         for seed in self.seeds:
             for dataset, role, target, protocol in self.questions:
                 for recognizer in self.suite.uses if role == "utility" else self.suite.attackers:
-                    if recognizer.sees != "frames" and seen[dataset.name].raw["train"].frames.shape[1] == 1:
+                    still = seen[dataset.name].raw["train"].frames.shape[1] == 1
+                    if recognizer.sees != "frames" and (still or target in self.suite.frames_only):
                         continue
                     trials.append((self._trial(role, target, protocol, recognizer, seed), dataset.name))
         self.progress(f"{name}: training recognizers", 0, len(trials))
@@ -300,12 +302,22 @@ class _Audit:
                 yield hold(trial, seen[dataset])
             return
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(
-            self.jobs, mp_context=context, initializer=_receive, initargs=(seen,)
-        ) as pool:
+        others = set(multiprocessing.active_children())
+        pool = ProcessPoolExecutor(self.jobs, mp_context=context, initializer=_receive, initargs=(seen,))
+        try:
             futures = [pool.submit(_hold_received, trial, dataset) for trial, dataset in trials]
             for future in as_completed(futures):
                 yield future.result()
+        except BrokenProcessPool as error:
+            raise VeilError(
+                f"a process that trained a recognizer was killed, perhaps for want of memory: use fewer than {self.jobs} jobs."
+            ) from error
+        except BaseException:
+            for child in set(multiprocessing.active_children()) - others:
+                child.terminate()  # whoever interrupts does not want to wait for what is being trained
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _entry(self, kind: str, what: str) -> Path:
         base = dict(self.base)

@@ -16,7 +16,8 @@ from the second frame on. Paper: Eq. 4. Here: `recursive`, because only then doe
 is drawn in (a fraction of a pixel, so that slow motion adds up). A pixel takes the grain whose place is nearest to
 ``p + B(p)``; no two pixels take the same one: the second gets a new grain, as does a pixel that was not to be seen
 before. So values are never mixed (the noise does not fade), never repeated (it does not smear), and each frame alone
-is exactly independent uniform noise, whatever the picture shows. Only from frame to frame does it tell: the motion.
+is exactly independent uniform noise, whatever the picture shows. From frame to frame it tells the motion, and with it
+the outline and the gait of who moves; its range tells the mean colour and the contrast of the video, unless it is full.
 
 *Nobody can draw it again.* The bytes come from SHAKE-128 under a key of fresh entropy that is written nowhere: unlike
 those of a statistical generator, they cannot be foretold by who has seen others of them.
@@ -125,7 +126,7 @@ class _Dice:
     def bytes(self, count: int) -> npt.NDArray[np.uint8]:
         self._draws += 1
         drawn = hashlib.shake_128(self._key + self._draws.to_bytes(8, "big")).digest(count)
-        return np.frombuffer(drawn, np.uint8)
+        return np.frombuffer(bytearray(drawn), np.uint8)
 
     def pixels(self, size: tuple[int, int]) -> Image:
         return self.bytes(size[0] * size[1] * 3).reshape(*size, 3)
@@ -195,7 +196,9 @@ class _Grains:
 
 
 @lru_cache(8)
-def _cells(cells: int, pixels: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+def _cells(
+    cells: int, pixels: int
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """The cell of each pixel along one axis, and the first and the last pixel of each cell."""
     cell = (2 * np.arange(pixels) + 1) * cells // (2 * pixels)
     numbers = np.arange(cells)

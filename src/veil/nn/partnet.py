@@ -46,8 +46,8 @@ PEOPLE = (1, 2, 3, 4, 5, 6, 7, ANY)  # labels that are of a person
 CANVAS = 256  # pixels of the longer side of the stored images
 BINS = 100  # thresholds that are told apart
 
-# Of each block of EfficientNet-Lite0: inputs, outputs, expansion, kernel, stride. Those that are left out here cost most of
-# the weights and little of what a pixel's part needs.
+# Of each block of EfficientNet-Lite0: inputs, outputs, expansion, kernel, stride. The last two and the classifier are left
+# out: they are most of its weights, and say what a picture shows rather than where.
 BLOCKS = (
     (32, 16, 1, 3, 1),
     (16, 24, 6, 3, 2),
@@ -73,14 +73,14 @@ class PartRecipe:
 
     crop: int = 192
     batch: int = 64
-    lr: float = 2e-3
+    lr: float = 1.5e-3
     weight_decay: float = 0.02
     warmup: int = 300
     ema: float = 0.999
     seed: int = 0
     plain: float = 0.45  # of the pictures: one image as it is
     framed: float = 0.2  # a smaller image laid over another; the rest: a person cut out and laid over another
-    overlap: float = 0.5  # weight of that term
+    overlap: float = 0.5  # weight of L_overlap
     part_weights: tuple[float, ...] = (1, 1.5, 2, 2, 1, 1, 2.5, 3, 1)  # w_y, of labels 0 to ANY
     source_weights: Mapping[str, float] | None = None  # how often an image is drawn; None: SOURCE_WEIGHTS
 
@@ -118,14 +118,11 @@ class PartNet(nn.Module):
             x = block(x)
             if number in TAPS:
                 taps.append(x)
-        x = x.new_zeros(())
-        for level in reversed(range(len(TAPS))):
-            side = self.laterals[level](taps[level])
-            if level == len(TAPS) - 1:
-                side = side + self.scene(taps[level].mean((2, 3), keepdim=True))
-            else:
-                side = side + F.interpolate(x, scale_factor=2.0, mode="bilinear")
-            x = self.mixers[level](F.relu6(side))
+        sides = [lateral(tap) for lateral, tap in zip(self.laterals, taps, strict=True)]
+        sides[-1] = sides[-1] + self.scene(taps[-1].mean((2, 3), keepdim=True))
+        x = self.mixers[-1](F.relu6(sides[-1]))
+        for side, mixer in reversed([*zip(sides, self.mixers, strict=True)][:-1]):
+            x = mixer(F.relu6(side + F.interpolate(x, scale_factor=2.0, mode="bilinear")))
         return self.head(x)[..., : (height + STRIDE - 1) // STRIDE, : (width + STRIDE - 1) // STRIDE]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -365,7 +362,7 @@ class Augment:
         empty = cut & (torch.rand(count, device=device) < 0.5)
         below = torch.where(empty, self._draw(self.empty, count), self._draw(self.any, count))
         above = self._draw(self.any, count)
-        base = placed(self.shots, below, random_placement(count, device, 0.7, 2.2), recipe.crop)
+        base = placed(self.shots, below, random_placement(count, device, 0.75, 2.2), recipe.crop)
         over = placed(self.shots, above, random_placement(count, device, 0.25, 1.2), recipe.crop)
         outline = (over.labels >= 1) & (over.labels <= ANY) & self.cuttable[above][:, None, None]
         laid = torch.where(cut[:, None, None], outline, over.inside) & (mode >= recipe.plain)[:, None, None]
@@ -484,9 +481,9 @@ class Tally:
         self.answers += counted(probabilities.argmax(1), len(PARTS))
 
     def hidden(self, group: str, labels: Sequence[int], threshold: float) -> float:
-        """The share of the pixels with one of these labels whose map of the group reaches the threshold."""
+        """The share of the pixels with one of these labels whose map of the group reaches the threshold; NaN if none."""
         rows = self.levels[group][list(labels)].sum(0)
-        return float(rows[round(threshold * BINS) :].sum() / rows.sum().clamp(min=1))
+        return float(rows[round(threshold * BINS) :].sum() / rows.sum())
 
     def overlaps(self) -> dict[str, float]:
         """Intersection over union of every part at the most likely answer; of people without parts only whether anyone."""
@@ -514,16 +511,20 @@ class Tally:
 
     def summary(self, thresholds: Mapping[str, float]) -> dict[str, Any]:
         """The numbers to report at these thresholds."""
-        at = thresholds["person"]
+
+        def share(group: str, labels: Sequence[int]) -> float | None:
+            found = self.hidden(group, labels, thresholds[group])
+            return None if math.isnan(found) else found
+
         return {
-            "person": self.hidden("person", PEOPLE, at),
-            "face": self.hidden("person", GROUPS["face"], at),
-            "background_hidden": self.hidden("person", (0,), at),
+            "person": share("person", PEOPLE),
+            "face": share("person", GROUPS["face"]),
+            "background_hidden": share("person", (0,)),
             "groups": {
                 name: {
                     "threshold": thresholds[name],
-                    "recall": self.hidden(name, PEOPLE if name == "person" else group, thresholds[name]),
-                    "background_hidden": self.hidden(name, (0,), thresholds[name]),
+                    "recall": share(name, PEOPLE if name == "person" else group),
+                    "background_hidden": share(name, (0,)),
                 }
                 for name, group in GROUPS.items()
             },

@@ -1,0 +1,213 @@
+"""Flow has the stated sign and size, tells what came into sight, and RAFT's weights are read whichever their names."""
+
+import cv2
+import numpy as np
+import pytest
+
+from conftest import SHARED, needs_shared
+from veil.core import VeilError
+from veil.nn.flow import Dis, Motions, Raft, enlarge, inconsistent, is_cut, read_raft, warp
+
+RANDOM = np.random.default_rng(3)
+
+
+def texture(height: int, width: int, sigma: float = 3.0, seed: int = 3) -> np.ndarray:
+    soft = cv2.GaussianBlur(
+        np.random.default_rng(seed).standard_normal((height, width, 3)).astype(np.float32), (0, 0), sigma
+    )
+    return np.clip(128 + 45 * soft / soft.std(), 0, 255)
+
+
+def view(scene: np.ndarray, x: float, y: float, size: tuple[int, int]) -> np.ndarray:
+    """The scene moved right and down by x and y, seen through a window of `size` that lies 40 pixels inside it."""
+    shift = np.array([[1, 0, x - 40], [0, 1, y - 40]], np.float32)
+    return np.rint(cv2.warpAffine(scene, shift, size[::-1], flags=cv2.INTER_CUBIC).clip(0, 255)).astype(
+        np.uint8
+    )
+
+
+def test_warp_takes_the_pixel_that_the_flow_points_to():
+    image = RANDOM.integers(0, 256, (6, 9, 3), np.uint8)
+    flow = RANDOM.uniform(-2, 2, (6, 9, 2)).astype(np.float32)
+    moved, mixed = warp(image, flow), warp(image.astype(np.float32), flow, nearest=False)
+    for y in range(6):
+        for x in range(9):
+            at_x, at_y = np.clip(x + flow[y, x, 0], 0, 8), np.clip(y + flow[y, x, 1], 0, 5)
+            assert np.array_equal(moved[y, x], image[round(at_y), round(at_x)])
+            x0, y0 = min(int(at_x), 7), min(int(at_y), 4)
+            fx, fy = at_x - x0, at_y - y0
+            four = image[y0 : y0 + 2, x0 : x0 + 2].astype(float)
+            expected = (1 - fy) * ((1 - fx) * four[0, 0] + fx * four[0, 1]) + fy * (
+                (1 - fx) * four[1, 0] + fx * four[1, 1]
+            )
+            assert np.abs(mixed[y, x] - expected).max() < 0.05 * 255
+
+
+@pytest.mark.parametrize("speed", ["fast", "medium", "fine"])
+@pytest.mark.parametrize("size", [(240, 320), (360, 640)])
+def test_a_known_motion_is_found_both_ways(speed, size):
+    scene = texture(size[0] + 80, size[1] + 80)
+    motions = Motions(Dis(speed))
+    assert motions.step(view(scene, 0, 0, size)) is None
+    motion = motions.step(view(scene, 3.3, -1.6, size))
+    assert motion is not None and not motion.cut and motion.lost.mean() < 0.1
+    for flow, sign in ((motion.forward, 1), (motion.back, -1)):
+        error = np.linalg.norm(enlarge(flow, size) - np.array([3.3 * sign, -1.6 * sign]), axis=-1)
+        assert np.median(error) < 0.3
+    before, after = view(scene, 0, 0, size), view(scene, 3.3, -1.6, size)
+    left = np.abs(warp(before, enlarge(motion.back, size), nearest=False).astype(float) - after)
+    assert left.mean() < 0.3 * np.abs(before.astype(float) - after).mean()
+
+
+def test_there_and_back_is_the_equation():
+    there, back = (RANDOM.normal(0, 2, (12, 15, 2)).astype(np.float32) for _ in range(2))
+    there = np.rint(there)  # so that the way back is that of one pixel
+    lost = inconsistent(there, back)
+    for y in range(12):
+        for x in range(15):
+            f = there[y, x]
+            b = back[int(np.clip(y + f[1], 0, 11)), int(np.clip(x + f[0], 0, 14))]
+            assert lost[y, x] == (((f + b) ** 2).sum() > 0.01 * ((f**2).sum() + (b**2).sum()) + 0.5)
+
+
+def test_what_comes_out_from_behind_something_is_told():
+    scene, thing = texture(320, 400), texture(100, 80, 2.0, seed=9)
+    frames = []
+    for x in (100, 112):
+        frame = view(scene, 0, 0, (240, 320))
+        frame[70:170, x : x + 80] = thing
+        frames.append(frame)
+    motions = Motions()
+    motions.step(frames[0])
+    motion = motions.step(frames[1])
+    assert motion is not None and not motion.cut
+    lost = cv2.resize(motion.lost.astype(np.uint8), (320, 240), interpolation=cv2.INTER_NEAREST).astype(bool)
+    assert lost[80:160, 101:111].mean() > 0.5
+    assert lost[80:160, 130:180].mean() < 0.1 and lost[:, 230:].mean() < 0.02
+
+
+def test_a_cut_is_told_and_motion_is_none():
+    one, other = texture(320, 400), texture(320, 400, 6.0, seed=4)
+    motions = Motions()
+    frames = [view(one, 4 * t, 0, (240, 320)) for t in range(3)] + [
+        view(other, 0, 4 * t, (240, 320)) for t in range(2)
+    ]
+    told = [motions.step(frame) for frame in frames]
+    assert [motion is not None and motion.cut for motion in told] == [False, False, False, True, False]
+    grey, still = frames[0][..., 0], np.zeros((240, 320, 2), np.float32)
+    assert is_cut(grey, 255 - grey, still, still[..., 0] > 0)
+    assert not is_cut(grey, grey, still, still[..., 0] > 0)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (33, 2), (2, 33), (15, 200), (17, 17), (9, 700)])
+def test_any_size(size):
+    motions = Motions()
+    frames = RANDOM.integers(0, 256, (3, *size, 3), np.uint8)
+    motion = [motions.step(frame) for frame in frames][-1]
+    assert motion is not None and enlarge(motion.back, size).shape == (*size, 2)
+
+
+def test_frames_of_two_sizes_are_refused():
+    motions = Motions()
+    motions.step(np.zeros((20, 30, 3), np.uint8))
+    with pytest.raises(ValueError, match=r"\(20, 30\) and then \(30, 20\)"):
+        motions.step(np.zeros((30, 20, 3), np.uint8))
+
+
+def princeton() -> dict[str, tuple[int, ...]]:
+    """The names and shapes in Princeton's file of RAFT (small), written down apart from the code that reads it."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def conv(name: str, out: int, into: int, side: int) -> None:
+        shapes[f"module.{name}.weight"], shapes[f"module.{name}.bias"] = (out, into, side, side), (out,)
+
+    for net, out in (("fnet", 128), ("cnet", 160)):
+        conv(f"{net}.conv1", 32, 3, 7)
+        into = 32
+        for layer, width in ((1, 32), (2, 64), (3, 96)):
+            for block in (0, 1):
+                name = f"{net}.layer{layer}.{block}"
+                conv(f"{name}.conv1", width // 4, into, 1)
+                conv(f"{name}.conv2", width // 4, width // 4, 3)
+                conv(f"{name}.conv3", width, width // 4, 1)
+                if into != width:
+                    conv(f"{name}.downsample.0", width, into, 1)
+                into = width
+        conv(f"{net}.conv2", out, 96, 1)
+    for name, out, into, side in (
+        ("encoder.convc1", 96, 196, 1),
+        ("encoder.convf1", 64, 2, 7),
+        ("encoder.convf2", 32, 64, 3),
+        ("encoder.conv", 80, 128, 3),
+        ("gru.convz", 96, 242, 3),
+        ("gru.convr", 96, 242, 3),
+        ("gru.convq", 96, 242, 3),
+        ("flow_head.conv1", 128, 96, 3),
+        ("flow_head.conv2", 2, 128, 3),
+    ):
+        conv(f"update_block.{name}", out, into, side)
+    return shapes
+
+
+def test_every_weight_of_a_princeton_file_finds_its_place(tmp_path):
+    import torch
+
+    state = {name: torch.randn(shape) * 0.01 for name, shape in princeton().items()}
+    torch.save(state, tmp_path / "raft.pth")
+    raft = Raft(tmp_path / "raft.pth", updates=1)
+    loaded = raft._net.state_dict()
+    assert len(loaded) == len(state)
+    # Both list their tensors in the order of the network's layers, so that they pair up by order alone.
+    by_order = dict(zip(loaded, state.values(), strict=True))
+    moved = [
+        n for n in loaded if "downsample" in n or ".conv." in n
+    ]  # torchvision lists these elsewhere or alike
+    for name in set(loaded) - set(moved):
+        assert loaded[name].shape == by_order[name].shape
+    assert {tuple(v.flatten()[:2].tolist()) for v in loaded.values()} == {
+        tuple(v.flatten()[:2].tolist()) for v in state.values()
+    }
+    z = "update_block.recurrent_block.convgru1.convz.weight"
+    assert torch.equal(loaded[z], state["module.update_block.gru.convz.weight"])
+    c = "context_encoder.layer2.0.convnormrelu3.0.bias"
+    assert torch.equal(loaded[c], state["module.cnet.layer2.0.conv3.bias"])
+    torch.save(loaded, tmp_path / "torchvision.pth")
+    again = Raft(tmp_path / "torchvision.pth", updates=1)
+    images = [RANDOM.integers(0, 256, (50, 61, 3), np.uint8) for _ in range(2)]
+    for one, other in zip(raft.between(*images), again.between(*images), strict=True):
+        assert one.shape == (50, 61, 2) and np.array_equal(one, other)
+
+
+def test_a_file_that_is_not_raft_is_refused(tmp_path):
+    import torch
+
+    with pytest.raises(VeilError, match="no file"):
+        read_raft(tmp_path / "absent.pth")
+    (tmp_path / "text.pth").write_text("nothing")
+    with pytest.raises(VeilError, match="damaged"):
+        read_raft(tmp_path / "text.pth")
+    torch.save({"fnet.conv1.weight": 3}, tmp_path / "odd.pth")
+    with pytest.raises(VeilError, match="table of tensors"):
+        read_raft(tmp_path / "odd.pth")
+    torch.save({"fnet.conv1.weight": torch.zeros(3)}, tmp_path / "part.pth")
+    with pytest.raises(VeilError, match="holds no weights of RAFT"):
+        Raft(tmp_path / "part.pth")
+
+
+@needs_shared
+def test_raft_finds_a_known_motion_with_the_published_weights():
+    import torch
+
+    path = SHARED / "weights" / "raft-small.pth"
+    assert {
+        k: tuple(v.shape) for k, v in torch.load(path, map_location="cpu", weights_only=True).items()
+    } == princeton()
+    size = (150, 200)
+    scene = texture(size[0] + 80, size[1] + 80)
+    motions = Motions(Raft(path, longest=200))
+    motions.step(view(scene, 0, 0, size))
+    motion = motions.step(view(scene, 4.4, -2.7, size))
+    assert motion is not None and not motion.cut
+    for flow, sign in ((motion.forward, 1), (motion.back, -1)):
+        error = np.linalg.norm(flow - np.array([4.4 * sign, -2.7 * sign]), axis=-1)
+        assert np.median(error) < 0.3
