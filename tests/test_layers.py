@@ -25,6 +25,7 @@ ORDER = [
     "nn.image",
     "nn.video",
     "methods.filters",
+    "methods.noise",
     "methods",
     "data.sample",
     "data.labels",

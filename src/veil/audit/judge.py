@@ -275,6 +275,7 @@ class _Audit:
                     if recognizer.sees != "frames" and (still or target in self.suite.frames_only):
                         continue
                     trials.append((self._trial(role, target, protocol, recognizer, seed), dataset.name))
+        trials.sort(key=lambda trial: trial[0].recognizer.sees == "frames")  # the long ones first
         self.progress(f"{name}: training recognizers", 0, len(trials))
         for done, found in enumerate(self._held(trials, seen), 1):
             self.progress(f"{name}: training recognizers", done, len(trials))
