@@ -19,6 +19,8 @@ ORDER = [
     "nn.onnx",
     "nn.flow",
     "nn.tracks",
+    "nn.parts",
+    "nn.partnet",
     "nn.people",
     "nn.faces",
     "nn.bodies",

@@ -41,7 +41,7 @@ from veil.nn.partnet import (
     train_parts,
     upright,
 )
-from veil.nn.parts import GROUPS, PARTS, SHIPPED, SIZE, Parts, fitted, grouped
+from veil.nn.parts import GROUPS, PARTS, SHIPPED, Parts, fitted, grouped
 
 SOME_COLOURS = np.array(
     [
@@ -334,7 +334,9 @@ def test_any_image_has_a_map_of_its_size(exported, shape):
     before = image.copy()
     probabilities = network(image)
     assert probabilities.dtype == np.float32 and probabilities.shape[0] == len(PARTS)
-    assert max(probabilities.shape[1:]) == SIZE // 4 and np.allclose(probabilities.sum(0), 1, atol=1e-5)
+    assert probabilities.shape[1:] == tuple(side // 4 for side in fitted(*shape)) and np.allclose(
+        probabilities.sum(0), 1, atol=1e-5
+    )
     saliency = network.maps(image, ["face", "hair"])
     assert saliency.shape == shape and saliency.dtype == np.float32
     assert saliency.min() >= 0 and saliency.max() <= 1 + 1e-6 and (image == before).all()
@@ -353,6 +355,7 @@ def test_groups():
 
 def test_image_is_seen_in_its_own_shape():
     assert fitted(480, 640) == (168, 224) and fitted(1920, 1080) == (224, 128) and fitted(1, 5000) == (4, 224)
+    assert fitted(7, 7) == (192, 192)
 
 
 def test_absent_or_other_file_is_told(tmp_path: Path):

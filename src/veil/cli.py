@@ -167,6 +167,7 @@ def audit(
     weights: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     videos: tuple[str, str] | None = None,
     gallery: str | None = None,
+    by: Literal["face", "body"] = "face",
     device: str | None = None,
     jobs: int | None = None,
     fresh: Flag = False,
@@ -208,6 +209,8 @@ def audit(
         RAW ANONYMIZED: two folders, to judge videos that another tool anonymized; needs --gallery.
     gallery
         Stills of known people, one folder or name each, to be recognised in the videos.
+    by
+        What they are recognised by in the videos.
     device
         cpu, cuda, cuda:1, … [a GPU where there is one].
     jobs
@@ -224,7 +227,13 @@ def audit(
                     "--videos RAW ANONYMIZED and --gallery STILLS go together, and without a method."
                 )
             written, said = audit_videos(
-                Path(videos[0]), Path(videos[1]), Path(gallery), Path(output), progress
+                Path(videos[0]),
+                Path(videos[1]),
+                Path(gallery),
+                Path(output),
+                by=by,
+                command=_command(),
+                progress=progress,
             )
         else:
             written, said = audit_methods(

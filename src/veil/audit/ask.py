@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -25,6 +25,8 @@ from veil.core import Anonymizer, VeilError
 from veil.data import Dataset, read
 from veil.methods import make
 from veil.nn import image, video
+from veil.nn.bodies import BodyEmbedder
+from veil.nn.faces import FaceEmbedder
 from veil.run import Run
 from veil.video import open_source
 
@@ -77,12 +79,12 @@ def audit_methods(
         raise VeilError(f"--seeds {seeds} trains nothing; at least 1 is needed.")
     where = _device(device)
     cores = os.cpu_count() or 1
-    if where.type == "cpu" and suite != "quick":
-        say(f"there is no GPU in use: the suite '{suite}' takes hours or days here; --quick takes minutes.")
     use = _dataset(data, root, options or {}, chosen.size, chosen.videos)
     other = _dataset(private, private_root, {}, chosen.size, chosen.videos) if private else None
     asked = Data(use, other, tuple(actions), tuple(attributes))
     asked.questions()  # what cannot be asked is said before anything is read
+    if where.type == "cpu" and suite != "quick":
+        say(f"there is no GPU in use: the suite '{suite}' takes hours or days here; --quick takes minutes.")
     output.mkdir(parents=True, exist_ok=True)
     keep = kept_folder()
     if fresh:
@@ -108,17 +110,19 @@ def audit_videos(
     gallery: Path,
     output: Path,
     *,
+    by: Literal["face", "body"] = "face",
     command: str = "",
     progress: Progress | None = None,
 ) -> tuple[Path, list[str]]:
     """Judge videos that some other tool anonymized, by the raw ones and stills of the people in them."""
     begun = time.monotonic()
-    comparison = compare_folders(raw, anonymized, gallery, progress=progress)
+    embedder = FaceEmbedder() if by == "face" else BodyEmbedder()
+    comparison = compare_folders(raw, anonymized, gallery, embedder, progress=progress)
     before, after = comparison.raw, comparison.anonymized
     asked = Row(
         role="leakage",
-        target="face",
-        by="face embedding",
+        target=by,
+        by=f"{by} embedding",
         knows="embedding",
         after="8-bit",
         protocol="gallery of stills",
@@ -143,7 +147,7 @@ def audit_videos(
         )
     sums = (
         f"In {before.frames_with_detection} of {before.frames} raw frames looked at and in {after.frames_with_detection} "
-        f"anonymized ones a face is detected; of {after.probes} faces that raw video tells, {after.recognised} are still "
+        f"anonymized ones a {by} is detected; of {after.probes} that raw video tells, {after.recognised} are still "
         f"recognised. {comparison.unchanged} of {comparison.frames} frames were left unchanged; "
         f"{comparison.changed:.1%} of pixels changed."
     )
@@ -157,7 +161,7 @@ def audit_videos(
         untested=(
             "Whether the video is still of use: it has no labels.",
             "Attackers that learn from this tool's output: they need labelled videos (`veil audit METHOD`).",
-            "Bodies, gait, clothes and places.",
+            "Gait, clothes and places, and " + ("bodies." if by == "face" else "faces."),
             *ALWAYS,
         ),
         command=command,

