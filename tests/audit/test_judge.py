@@ -242,6 +242,13 @@ def test_labels_that_a_protocol_needs(tmp_path):
     samples = [Sample(f"v{i}", ("train", "val", "test")[i % 3]) for i in range(9)]
     with pytest.raises(VeilError, match="neither actions nor identities nor attributes"):
         judge.judge({"raw": None}, Data(Dataset("mute", samples, lambda sample: blank)), TINY)
+    strangers = [
+        Sample(f"v{i}", ("train", "val", "test")[i % 3], action=i % 2, identity=i) for i in range(30)
+    ]
+    some = Dataset(
+        "strangers", strangers, lambda sample: blank, ("a", "b"), identities=tuple(map(str, range(30)))
+    )
+    assert [target for _, _, target, _ in Data(some).questions()] == ["action"]
     only = [Sample(f"v{i}", "train", action=i % 2) for i in range(9)]
     with pytest.raises(VeilError, match="needs at least one"):
         judge.judge({"raw": None}, Data(Dataset("untested", only, lambda sample: blank, ("a", "b"))), TINY)

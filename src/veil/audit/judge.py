@@ -342,14 +342,26 @@ class _Audit:
     def _unasked(self) -> list[str]:
         asked = {target for _, _, target, _ in self.questions}
         unasked = [target for target in ("action", "identity", "attributes") if target not in asked]
-        return [f"Anything about {target}: the data does not say it." for target in unasked]
+        return [
+            f"Anything about {target}: the data does not say it, or no answer of the test videos is in the training videos."
+            for target in unasked
+        ]
 
 
 def _targets(dataset: Dataset) -> list[str]:
-    """What each of the dataset's splits can be asked."""
+    """What each of the dataset's splits can be asked, and what can be learned from the first for the last."""
     empty = torch.empty(0)
     parts = [Footage(empty, tuple(dataset.split(name)), dataset.name) for name in SPLITS]  # type: ignore[arg-type]
-    return [t for t in ("action", "identity", "attributes") if all(t in part.targets() for part in parts)]
+    known = [t for t in ("action", "identity", "attributes") if all(t in part.targets() for part in parts)]
+    train, test = parts[0], parts[2]
+    return [target for target in known if target == "attributes" or _seen_before(train, test, target)]
+
+
+def _seen_before(train: Footage, test: Footage, target: str) -> bool:
+    """Whether most test videos have an answer that the training videos have: strangers cannot be named."""
+    learned = set(train.truth(target).tolist())
+    asked = test.truth(target).tolist()
+    return sum(answer in learned for answer in asked) > len(asked) / 2
 
 
 def _limited(dataset: Dataset, videos: int | None) -> list[Sample]:
