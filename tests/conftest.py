@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # before torch is loaded: workers that spin for each other's cores take ten times as long
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 needs_shared = pytest.mark.skipif(
