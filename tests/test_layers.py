@@ -21,6 +21,8 @@ ORDER = [
     "nn.tracks",
     "nn.parts",
     "nn.partnet",
+    "nn.dense",
+    "templates",
     "nn.people",
     "nn.faces",
     "nn.bodies",
