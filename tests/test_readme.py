@@ -59,7 +59,7 @@ def test_command_that_trains(command, home):
         pytest.importorskip("dlib")
     words = command.split()[1:]
     if words[0] == "train":
-        words += ["--set", "steps=3", "--set", "options.count=30", "--device", "cpu"]
+        words += ["--set", "steps=3", "--set", "options.count=60", "--device", "cpu"]
     less = """
         import sys
         from dataclasses import replace
