@@ -54,8 +54,8 @@ SUITES: dict[str, Suite] = {
         uses=(Recognizer("small3d", "clips"),),
         attackers=(Recognizer("small2d", "frames"), Recognizer("small3d", "clips")),
         efforts={
-            "frames": Effort(steps=600, rounds=1, batch=48, lr=3e-3, length=8),
-            "clips": Effort(steps=320, rounds=1, batch=32, lr=3e-3, length=8),
+            "frames": Effort(steps=600, adapting=0.3, rounds=1, batch=48, lr=3e-3, length=8),
+            "clips": Effort(steps=480, adapting=0.3, rounds=1, batch=32, lr=3e-3, length=8),
         },
         restoring=Restoring(steps=200, batch=16, width=12),
         frames_only=("attributes",),
