@@ -465,7 +465,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _say(error)
         code = 2
     except KeyboardInterrupt:
-        _say("interrupted; the video at hand was not written.")
+        _say("interrupted; nothing half-written was left.")
         code = 130
     except BrokenPipeError:  # whoever read the answer has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

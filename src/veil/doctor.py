@@ -23,6 +23,11 @@ ESSENTIAL = (
     "torch",
     "torchvision",
 )
+OPTIONAL = {  # the extra that brings a package, and what it is for
+    "lightning-fabric": ("train", "training in several processes"),
+    "tensorboard": ("train", "logs for TensorBoard"),
+    "dlib-bin": ("faces", "recognising faces in an audit"),
+}
 ENCODERS = {"libx264": "H.264, the default", "libx265": "--codec h265", "ffv1": "--codec ffv1"}
 
 
@@ -42,6 +47,13 @@ def examine() -> Iterator[Check]:
             yield Check(package, "good", importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             yield Check(package, "bad", f"not installed: run `pip install {package}`")
+    for package, (extra, use) in OPTIONAL.items():
+        try:
+            yield Check(package, "good", importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            yield Check(
+                package, "optional", f"not installed ({use}): run `pip install 'veil-video[{extra}]'`"
+            )
     yield from _devices()
     yield from _encoders()
     yield from _weights()

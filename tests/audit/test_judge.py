@@ -11,6 +11,7 @@ import torch
 from veil.audit import ask, judge
 from veil.audit.footage import gather, round_trip, square, veiled
 from veil.audit.judge import Data, narrowed
+from veil.audit.keeping import told
 from veil.audit.recognize import Batches, Effort, Recognizer, learn
 from veil.audit.restore import Restoring
 from veil.audit.suites import SUITES, Suite
@@ -133,6 +134,40 @@ def test_gait_is_retrieved(world):
     (result,) = judge.judge({"down": make("downsample")}, Data(walks), suite)
     found = {row.metric for row in result.rows if row.protocol == "gait retrieval: synthetic-gait"}
     assert found == {"rank-1", "rank-1, identical view excluded"}
+
+
+def test_strangers_are_retrieved_and_never_named():
+    """People who are in no training video, as in CASIA-B: the gallery is among the test videos."""
+    dice = np.random.default_rng(0)
+    looks = dice.integers(0, 256, (12, 1, 32, 32, 3))
+    samples = [
+        Sample(
+            f"{who}-{walk}",
+            "train" if who < 6 else "val" if who < 8 else "test",
+            identity=who,
+            groups={"role": "gallery" if walk < 4 else "probe", "view": str(walk % 2)},
+        )
+        for who in range(12)
+        for walk in range(6)
+    ]
+
+    def frames(sample: Sample) -> np.ndarray:
+        assert sample.identity is not None
+        return np.repeat(looks[sample.identity], 4, 0).astype(np.uint8)
+
+    walks = Dataset("walks", samples, frames, identities=tuple(map(str, range(12))))
+    suite = replace(TINY, seeds=1, knows=("adapted",), after=("8-bit",), attackers=TINY.attackers[:1])
+    (result,) = judge.judge({"raw": None}, Data(walks), suite)
+    assert {row.metric for row in result.rows} == {"rank-1", "rank-1, identical view excluded"}
+    assert all(row.value == 1 and row.n == 8 and row.chance == 0.25 for row in result.rows)
+
+
+def test_other_files_are_other_methods(tmp_path):
+    path = tmp_path / "faces.onnx"
+    path.write_bytes(b"one")
+    before = told(make("blur", detector=str(path)))
+    path.write_bytes(b"two")
+    assert told(make("blur", detector=str(path))) != before
 
 
 def test_only_novel_labels(world):

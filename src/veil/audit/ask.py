@@ -156,7 +156,9 @@ def audit_videos(
         params={},
         data=f"{len(comparison.pairs)} videos, {comparison.frames} frames; gallery: {', '.join(comparison.names)}",
         rows=tuple(rows),
-        raw=(replace(asked, values=(1.0,), notes=()),),
+        raw=tuple(
+            replace(row, values=(1.0,), interval=None, notes=()) for row in rows
+        ),  # it says who is asked for
         settings={"every": comparison.every, "threshold": comparison.threshold},
         untested=(
             "Whether the video is still of use: it has no labels.",

@@ -81,6 +81,12 @@ class Footage:
         return found
 
 
+def seen_before(train: Footage, test: Footage, target: str) -> bool:
+    """Whether most of the test videos have an answer that the training videos have: strangers cannot be named."""
+    learned, asked = set(train.truth(target).tolist()), test.truth(target).tolist()
+    return sum(answer in learned for answer in asked) > len(asked) / 2
+
+
 def gather(
     dataset: Dataset,
     anonymizer: Anonymizer | None,

@@ -355,8 +355,7 @@ def _summary(
 def _rank1(distances: Floats, truth: Ints, video: Ints, names: Sequence[str], bootstrap: Resampling) -> Score:
     """Share of probes to which the right person is the nearest; people equally near count in equal parts.
 
-    Chance is one in as many as there are names, and a note says what a constant answer reaches. Resamples draw
-    videos.
+    Chance is the best constant answer, which is never below one in as many as there are names. Resamples draw videos.
     """
     n, chance = len(truth), 1 / len(names)
     if n == 0:
@@ -369,6 +368,7 @@ def _rank1(distances: Floats, truth: Ints, video: Ints, names: Sequence[str], bo
     notes: tuple[str, ...] = ()
     often = np.bincount(truth, minlength=len(names)) / n
     if often.max() > chance + _TIE:
+        chance = float(often.max())
         notes += (f"always answering {names[int(often.argmax())]} reaches {often.max():.3g}",)
     if n > 1 and (same := best.all(axis=0)).any():
         notes += (f"every probe gets the same answer, {names[int(same.argmax())]}",)

@@ -29,8 +29,8 @@ import numpy as np
 import torch
 
 import veil
-from veil.audit.footage import Footage, gather, remembering
-from veil.audit.keeping import fingerprint, keep_at, kept_at, plain, told
+from veil.audit.footage import Footage, gather, remembering, seen_before
+from veil.audit.keeping import file_digest, fingerprint, keep_at, kept_at, plain, told
 from veil.audit.recognize import Recognizer
 from veil.audit.restore import Restorer, learn_restorer
 from veil.audit.result import After, Picture, Result, Role, Row
@@ -171,6 +171,7 @@ class _Audit:
             "suite": suite.plain(),
             "seeds": seeds,
             "device": torch.device(device).type,
+            "weights": {net: file_digest(path) for net, path in suite.weights.items()},
         }
         self._raw: dict[str, dict[str, Footage]] = {}
         self._raw_rows: tuple[Row, ...] | None = None
@@ -257,6 +258,12 @@ class _Audit:
             progress=lambda done, total: self.progress(words, done, total),
         )
         split = {name: footage.split(name) for name in SPLITS}
+        people = any(one.name == dataset and target == "identity" for one, _, target, _ in self.questions)
+        if people and not seen_before(split["train"], split["val"], "identity"):
+            # People who are not learned cannot choose what was learned best: every tenth video of those who are.
+            tenth = {sample.id for sample in split["train"].samples[::10]}
+            split["val"] = split["train"].of(lambda sample: sample.id in tenth)
+            split["train"] = split["train"].of(lambda sample: sample.id not in tenth)
         if empty := [name for name in SPLITS if not len(split[name])]:
             raise VeilError(
                 f"{dataset} has no {empty[0]} videos; an audit trains, chooses and tests on videos apart."
@@ -323,7 +330,7 @@ class _Audit:
     def _entry(self, kind: str, what: str) -> Path:
         base = dict(self.base)
         if kind == "recognizer":  # what other questions, seeds and attackers there are does not matter to one
-            base = {key: base[key] for key in ("layout", "data", "device")}
+            base = {key: base[key] for key in ("layout", "data", "device", "weights")}
             base["how"] = {key: self.suite.plain()[key] for key in ("size", "frames", "efforts", "weights")}
         key = hashlib.sha256(json.dumps([base, what], sort_keys=True, default=str).encode()).hexdigest()[:32]
         return self.keep / f"{kind}-{key}"
@@ -354,14 +361,16 @@ def _targets(dataset: Dataset) -> list[str]:
     parts = [Footage(empty, tuple(dataset.split(name)), dataset.name) for name in SPLITS]  # type: ignore[arg-type]
     known = [t for t in ("action", "identity", "attributes") if all(t in part.targets() for part in parts)]
     train, test = parts[0], parts[2]
-    return [target for target in known if target == "attributes" or _seen_before(train, test, target)]
+    return [
+        t
+        for t in known
+        if t == "attributes" or seen_before(train, test, t) or (t == "identity" and _has_gallery(test))
+    ]
 
 
-def _seen_before(train: Footage, test: Footage, target: str) -> bool:
-    """Whether most test videos have an answer that the training videos have: strangers cannot be named."""
-    learned = set(train.truth(target).tolist())
-    asked = test.truth(target).tolist()
-    return sum(answer in learned for answer in asked) > len(asked) / 2
+def _has_gallery(test: Footage) -> bool:
+    """Whether strangers can be found again among the test videos themselves."""
+    return {"gallery", "probe"} <= {sample.groups.get("role") for sample in test.samples}
 
 
 def _limited(dataset: Dataset, videos: int | None) -> list[Sample]:

@@ -38,10 +38,18 @@ def fingerprint(dataset: Dataset, samples: Sequence[Sample]) -> str:
 
 
 def told(anonymizer: Anonymizer) -> str:
-    """What makes an anonymizer this one."""
-    return json.dumps(
-        [type(anonymizer).__qualname__, plain(anonymizer.params())], sort_keys=True, default=str
-    )
+    """What makes an anonymizer this one; a file that it names, by what is in it."""
+    params = plain(anonymizer.params())
+    files = {
+        key: file_digest(v) for key, v in params.items() if isinstance(v, str | Path) and Path(v).is_file()
+    }
+    return json.dumps([type(anonymizer).__qualname__, params, files], sort_keys=True, default=str)
+
+
+def file_digest(path: str | Path) -> str:
+    """What is in a file."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def plain(params: Mapping[str, Any]) -> dict[str, Any]:

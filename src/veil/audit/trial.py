@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from veil.audit.footage import Footage
+from veil.audit.footage import Footage, seen_before
 from veil.audit.recognize import Effort, Recognizer, Trained, learn, scored
 from veil.audit.result import After, Knows, Role, Row
 from veil.fit import with_smaller_batches
@@ -144,11 +144,16 @@ def _rows(
             interval=score.interval,
             train_loss=(trained.loss,),
             parts=parts,
-            notes=(*score.notes[:-1], *(weak if trained.weak else ())),
+            notes=(
+                *(n for n in score.notes if not n.startswith("interval:")),
+                *(weak if trained.weak else ()),
+            ),
         )
 
-    yield row(score, str(trial.recognizer))
-    if trial.recognizer.sees == "frames" and answers.shape[1] > 1:
+    strangers = trial.target == "identity" and not seen_before(footage["train"], test, "identity")
+    if not strangers:
+        yield row(score, str(trial.recognizer))
+    if not strangers and trial.recognizer.sees == "frames" and answers.shape[1] > 1:
         one, one_parts = scored(trial.target, answers[:, answers.shape[1] // 2], test, bootstrap)
         yield row(one, f"{trial.recognizer.net} on one frame", parts=one_parts)
     groups = [sample.groups.get("gender", "") for sample in test.samples]
@@ -159,12 +164,14 @@ def _rows(
         gap = group_gap(answers.mean(1), truth, groups, bootstrap=bootstrap)
         yield row(gap, str(trial.recognizer), "bias", told)
     if trial.target == "identity" and any(s.groups.get("role") == "probe" for s in test.samples):
-        gallery = footage["train"]
-        probe, shelf = (trained.features(part.frames) for part in (test, gallery))
-        ids = [part.truth("identity").numpy() for part in (test, gallery)]
-        views = [np.array([s.groups.get("view", "") for s in part.samples]) for part in (test, gallery)]
-        for pair in (None, (views[0], views[1])):
-            found = rank1(probe, ids[0], shelf, ids[1], views=pair, bootstrap=bootstrap)
+        probes = test.of(lambda sample: sample.groups.get("role") == "probe")
+        gallery = test.of(lambda sample: sample.groups.get("role") == "gallery")
+        pair = probes, gallery if len(gallery) else footage["train"]
+        probe, shelf = (trained.features(part.frames) for part in pair)
+        ids = [part.truth("identity").numpy() for part in pair]
+        views = [np.array([s.groups.get("view", "") for s in part.samples]) for part in pair]
+        for sides in (None, (views[0], views[1])):
+            found = rank1(probe, ids[0], shelf, ids[1], views=sides, bootstrap=bootstrap)
             yield row(found, str(trial.recognizer), parts={}, protocol=f"gait retrieval: {test.dataset}")
 
 
