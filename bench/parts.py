@@ -3,7 +3,7 @@
     python bench/parts.py begin PUBLISHED.pth -o lite0.safetensors       the encoder's first weights
     python bench/parts.py train DATA -o OUT --start lite0.safetensors    on a GPU; minutes, as --seconds says
     python bench/parts.py measure DATA --weights FILE                    .safetensors (torch) or .onnx (as shipped)
-    python bench/parts.py export OUT/parts.safetensors -o src/veil/nn/parts.onnx
+    python bench/parts.py export OUT/parts.safetensors DATA -o src/veil/nn/parts.onnx
     python bench/parts.py speed src/veil/nn/parts.onnx                   milliseconds a frame on this CPU
 
 DATA is the folder with manifest.csv and parts.zip. PUBLISHED.pth is EfficientNet-Lite0 (Apache-2.0) from the package
@@ -126,9 +126,11 @@ def measure(data: Path, weights: Path, out: Path | None, device: str) -> None:
         out.write_text(json.dumps(told, indent=1))
 
 
-def export(weights: Path, out: Path) -> None:
+def export(weights: Path, data: Path, out: Path) -> None:
     net, told = partnet.load_net(weights)
-    kept = {key: told[key] for key in ("thresholds", "steps") if key in told}
+    seen = partnet.tallied(net, partnet.read_parts(data, ("val",))["val"])
+    kept = {"thresholds": seen["all"].thresholds(), "steps": told["steps"]}
+    print(f"thresholds {kept['thresholds']}, chosen on the validation split")
     partnet.export(net, out, kept)
     parts = Parts(out)
     worst = 0.0
@@ -188,6 +190,7 @@ def main() -> None:
     verb.add_argument("--device", default=device)
     verb = verbs.add_parser("export")
     verb.add_argument("weights", type=Path)
+    verb.add_argument("data", type=Path)
     verb.add_argument("-o", "--out", type=Path, default=SHIPPED)
     verb = verbs.add_parser("speed")
     verb.add_argument("weights", type=Path, nargs="?", default=SHIPPED)
@@ -201,7 +204,7 @@ def main() -> None:
         case "measure":
             measure(given.data, given.weights, given.out, given.device)
         case "export":
-            export(given.weights, given.out)
+            export(given.weights, given.data, given.out)
         case "speed":
             speed(given.weights, given.rounds)
 

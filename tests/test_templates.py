@@ -9,12 +9,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from conftest import SHARED, needs_shared
-from test_dense import needs_weights
 from veil import templates
+from veil.cli import main
 from veil.core import VeilError
-from veil.nn import dense
+from veil.nn import dense, parts
 from veil.nn.dense import cell
-from veil.templates import BUILT_IN, GROUPS, Aggregate, Template, add, load, saliency, targeted
+from veil.templates import BUILT_IN, GROUPS, Aggregate, Origin, Template, add, load, saliency, targeted
 
 
 class Colours:
@@ -49,7 +49,7 @@ def photo() -> np.ndarray:
 
 def made(name: str, vectors: np.ndarray) -> Template:
     unit = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    return Template(name, "colours", "0" * 16, unit, ((0.0, 0.0),) * len(unit), "pixels", "", (1, 1))
+    return Template(name, "colours", "0" * 16, unit, (Origin("pixels", "", (1, 1), (0.0, 0.0)),) * len(unit))
 
 
 def naive(descriptors: np.ndarray, wanted: list[Template], aggregate: str) -> np.ndarray:
@@ -131,9 +131,10 @@ def test_added_template_is_loaded_and_finds_its_place(photo, home, tmp_path):
     (found,) = load(["red-thing"], colours)
     for field in dataclasses.fields(Template):
         assert np.array_equal(getattr(kept, field.name), getattr(found, field.name)), field.name
-    assert (
-        found.image == "red square.png" and found.size == (120, 80) and found.points == ((30, 20), (44, 28))
-    )
+    assert [(o.image, o.size, o.point) for o in found.origins] == [
+        ("red square.png", (120, 80), (30, 20)),
+        ("red square.png", (120, 80), (44, 28)),
+    ]
     assert [path.name for path in home.iterdir()] == ["red-thing.safetensors"]
     assert str(tmp_path) not in (home / "red-thing.safetensors").read_bytes().decode("latin1")
     map_ = saliency(colours(photo), [found])
@@ -141,19 +142,25 @@ def test_added_template_is_loaded_and_finds_its_place(photo, home, tmp_path):
     over = dense.spread(map_, colours, 80, 120)
     assert over[24, 36] > 0.99 and over[56, 92] < 0.1 and over[70, 10] < 0.1
     as_pixels = add("red-too", photo, [(30, 20), (44, 28)], colours)
-    assert as_pixels.checksum == kept.checksum and (as_pixels.vectors == kept.vectors).all()
-    assert [one.name for one in templates.listed()] == ["red-thing", "red-too"]
+    assert as_pixels.origins[0].checksum == kept.origins[0].checksum
+    assert (as_pixels.vectors == kept.vectors).all()
+    assert [row for row in templates.table() if row[1] == "own"] == [
+        ("red-thing", "own", "colours", 2, "red square.png"),
+        ("red-too", "own", "colours", 2, "pixels"),
+    ]
     assert {"red-thing", "red-too", *BUILT_IN} == {*templates.names()}
 
 
 def test_name_is_taken_once(photo, home):
     add("thing", photo, [(30, 20)], Colours())
     before = (home / "thing.safetensors").read_bytes()
-    with pytest.raises(VeilError, match="exists already; pass --overwrite"):
+    with pytest.raises(VeilError, match="'thing' exists already: pass --extend to add to it, or --overwrite"):
         add("thing", photo, [(90, 55)], Colours())
     assert (home / "thing.safetensors").read_bytes() == before and len([*home.iterdir()]) == 1
     add("thing", photo, [(90, 55)], Colours(), overwrite=True)
-    assert load(["thing"], Colours())[0].points == ((90, 55),) and len([*home.iterdir()]) == 1
+    assert [o.point for o in load(["thing"], Colours())[0].origins] == [(90, 55)] and len(
+        [*home.iterdir()]
+    ) == 1
     templates.remove("thing")
     assert not [*home.iterdir()]
     with pytest.raises(VeilError, match=r"no template 'thing' of yours to remove\."):
@@ -181,7 +188,7 @@ def test_bad_input_is_told_in_one_sentence(photo, home, tmp_path):
             "a",
             photo,
             [(120, 5)],
-            "the click 120,5 is outside the picture, which is 120 pixels wide and 80 high.",
+            "the click 120,5 is outside the picture, which is 120 pixels wide and 80 high: give a point in it.",
         ),
         ("a", photo, [(5, 5), (5, -1)], "the click 5,-1 is outside the picture"),
         ("a", photo, [(float("nan"), 5)], "the click nan,5 is outside the picture"),
@@ -195,7 +202,8 @@ def test_bad_input_is_told_in_one_sentence(photo, home, tmp_path):
         ("Hand", photo, [(1, 1)], "'Hand' is no name for a template"),
         ("a\n", photo, [(1, 1)], "is no name for a template"),
         ("x" * 41, photo, [(1, 1)], "is no name for a template"),
-        ("face", photo, [(1, 1)], "'face' is the name of a group of templates"),
+        ("face", photo, [(1, 1)], "'face' is what the part network finds without a template"),
+        ("clothes", photo, [(1, 1)], "choose another name, such as 'my-clothes'."),
     ]
     for name, image, points, sentence in rows:
         with pytest.raises(VeilError) as told:
@@ -211,27 +219,75 @@ def test_unknown_names_are_helped(photo):
     with pytest.raises(VeilError, match=r"no template 'fase': did you mean face\?"):
         load(["fase"], Colours())
     with pytest.raises(
-        VeilError, match=r"no template 'zzz': choose one of cheek, eyes, .*left-hand.*person\."
+        VeilError, match=r"no template 'zzz': choose one of arm, cheek, .*left-hand.*clothes, body, person\."
     ):
         load(["zzz"], Colours())
-    with pytest.raises(
-        VeilError, match="no template of the group 'body' yet: add one of arm, hand, leg, torso"
-    ):
-        load(["body"], Colours())
 
 
-def test_groups_are_their_templates(photo):
-    assert templates.expanded(["face"]) == ["cheek", "eyes", "forehead", "mouth"]
-    add("torso", photo, [(30, 20)], Colours())
-    assert templates.expanded(["body", "eyes", "face"]) == ["torso", "eyes", "cheek", "forehead", "mouth"]
-    assert templates.expanded(["person"]) == ["cheek", "eyes", "forehead", "hair", "mouth", "torso"]
-    assert not {*GROUPS} & {*BUILT_IN} and {*BUILT_IN} <= {*GROUPS["person"]}
+def test_groups_are_their_templates():
+    with pytest.raises(VeilError, match="'clothes': it takes the part network to find that"):
+        templates.expanded(["clothes"])
+    assert templates.expanded(["face"]) == ["cheek", "eyes", "forehead", "lips"]
+    assert templates.expanded(["torso", "body", "eyes"]) == ["torso", "arm", "hand", "leg", "eyes"]
+    assert not {*GROUPS} & {*BUILT_IN} and {*BUILT_IN} == {*GROUPS["person"]}
+    assert {*GROUPS} <= {*parts.GROUPS}  # so that no template can take the name of a group
 
 
 def test_own_template_goes_before_the_built_in_one(photo):
-    assert load(["hair"], Colours())[0].image == "built in"
-    add("hair", photo, [(30, 20)], Colours())
-    assert load(["hair"], Colours())[0].image == "pixels"
+    assert {o.image for o in load(["eyes"], Colours())[0].origins} == {"built in: astronaut"}
+    add("eyes", photo, [(30, 20)], Colours())
+    assert {o.image for o in load(["eyes"], Colours())[0].origins} == {"pixels"}
+    assert ("eyes", "own", "colours", 1, "pixels") in templates.table()
+
+
+def test_built_in_templates_are_clicks_in_their_pictures():
+    for name, clicks in BUILT_IN.items():
+        template = templates.built_in(name, Colours())
+        assert {*clicks} <= {*templates.PICTURES}
+        assert len(template.vectors) == len(template.origins) == sum(map(len, clicks.values())) > 0
+        for origin in template.origins:
+            assert 0 <= origin.point[0] < origin.size[0] and 0 <= origin.point[1] < origin.size[1]
+
+
+def test_figures_are_those_of_the_synthetic_world():
+    from veil.data.synthetic_world import World
+
+    drawn = World(0, 448).render([1, 2, 5, 3], length=1)[0][:, 0].numpy()
+    corners = ((118, 170), (20, 150), (150, 130), (118, 200))
+    tiles = [f[y : y + 220, x : x + 220] for f, (x, y) in zip(drawn, corners, strict=True)]
+    shipped = templates.source("people").astype(int)
+    assert np.abs(shipped - np.concatenate(tiles, 1)).mean() < 1
+
+
+def test_template_of_several_pictures(photo, home):
+    colours, other = Colours(), photo[:, ::-1].copy()
+    with pytest.raises(
+        VeilError, match=r"no template 'squares' of yours to extend: make it first, without --extend\."
+    ):
+        add("squares", photo, [(30, 20)], colours, extend=True)
+    add("squares", photo, [(30, 20)], colours)
+    both = add("squares", other, [(28, 56)], colours, extend=True)  # the green one, mirrored
+    (found,) = load(["squares"], colours)
+    assert (found.vectors == both.vectors).all() and found.origins == both.origins
+    assert [o.point for o in found.origins] == [(30, 20), (28, 56)]
+    assert found.origins[0].checksum != found.origins[1].checksum
+    map_ = saliency(colours(photo), [found])
+    assert map_[2:4, 3:6].min() > 0.99 and map_[6:8, 10:13].min() > 0.99 and (map_ > 0.9).sum() == 12
+    before = (home / "squares.safetensors").read_bytes()
+    with pytest.raises(VeilError, match=r"no template 'sqaures' of yours to extend: did you mean squares\?"):
+        add("sqaures", photo, [(30, 20)], colours, extend=True)
+    with pytest.raises(VeilError, match="extended or replaced, not both"):
+        add("squares", photo, [(30, 20)], colours, extend=True, overwrite=True)
+    with pytest.raises(VeilError, match="the click 500,5 is outside"):
+        add("squares", photo, [(500, 5)], colours, extend=True)
+    changed = Colours()
+    changed.fingerprint = "f" * 16
+    with pytest.raises(VeilError, match="other weights of colours"):
+        add("squares", photo, [(30, 20)], changed, extend=True)
+    changed.name = "shapes"
+    with pytest.raises(VeilError, match="made with the descriptor colours, not with shapes"):
+        add("squares", photo, [(30, 20)], changed, extend=True)
+    assert (home / "squares.safetensors").read_bytes() == before
 
 
 def test_templates_of_other_descriptors_are_refused(photo):
@@ -257,7 +313,10 @@ def test_damaged_files_are_refused(photo, home):
     for vectors in (np.ones((1, 3), np.float32), np.full((1, 3), np.nan, np.float32), np.ones(3)):
         save_file({"vectors": vectors}, place, {"template": "{}"})
         with pytest.raises(VeilError, match="is not a template"):
-            templates.listed()
+            load(["thing"], Colours())
+    assert ("thing", "own", "none", 0, "damaged: run `veil template remove thing`") in templates.table()
+    templates.remove("thing")
+    assert not [*home.iterdir()]
 
 
 def test_picture_shows_the_heat_and_the_clicks(photo):
@@ -285,12 +344,9 @@ def test_picture_is_upright_as_it_is_shown(photo, tmp_path):
     assert templates.opened(str(tmp_path / "grey.png")).shape == (80, 120, 3)
 
 
-@needs_weights
-def test_lite0_templates_of_the_astronaut(tmp_path, monkeypatch):
+def test_lite0_templates_of_the_astronaut():
     from skimage import data
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    dense.descriptor.cache_clear()
     image = data.astronaut()
     fine = dense.descriptor("lite0", 8)
     add("badge", image, [(170, 385)])  # with the default descriptor: stride 16
@@ -306,21 +362,90 @@ def test_lite0_templates_of_the_astronaut(tmp_path, monkeypatch):
     best = np.unravel_index(saliency(fine(shifted), [target]).argmax(), fine(shifted).shape[:2])
     assert np.hypot(best[0] - row, best[1] - column) <= 3
     assert (load(["badge"])[0].vectors == badge.vectors).all()  # deterministic
-    dense.descriptor.cache_clear()
 
 
-@needs_weights
 @needs_shared
 @pytest.mark.parametrize(
     ("file", "box"), [("obama.jpg", (390, 75, 610, 420)), ("biden.jpg", (400, 73, 730, 625))]
 )
-def test_built_in_face_is_found_in_other_people(file, box, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    dense.descriptor.cache_clear()
+def test_built_in_face_is_found_in_other_people(file, box):
     image = templates.opened(SHARED / "faces" / file)
     height, width = image.shape[:2]
     found = dense.descriptor()
     over = dense.spread(saliency(found(image), load(["face"]), "max"), found, height, width)
     y, x = np.unravel_index(over.argmax(), over.shape)
     assert box[0] <= x < box[2] and box[1] <= y < box[3]
-    dense.descriptor.cache_clear()
+
+
+# The command line
+
+
+def veil(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Run `veil template …`; the exit code, and what it says."""
+    with pytest.raises(SystemExit) as done:
+        main(["template", *map(str, arguments)])
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    return int(done.value.code or 0), said.out, said.err
+
+
+@pytest.fixture
+def file(photo, tmp_path) -> Path:
+    PIL.Image.fromarray(photo).save(tmp_path / "squares[1].png")
+    return tmp_path / "squares[1].png"
+
+
+def test_commands_from_adding_to_removing(file, tmp_path, capsys, home):
+    assert veil(capsys, "add", "square", file, "--at", "30,20", "--at", "44.5,28") == (
+        0,
+        "square: 2 clicks in 1 picture, compared by lite0.\n",
+        "",
+    )
+    PIL.Image.fromarray(np.asarray(PIL.Image.open(file))[::-1]).save(tmp_path / "over.png")
+    code, said, _ = veil(capsys, "add", "square", tmp_path / "over.png", "--at", "90,20", "--extend")
+    assert code == 0 and said == "square: 3 clicks in 2 pictures, compared by lite0.\n"
+    code, said, _ = veil(capsys, "list")
+    rows = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line}
+    assert code == 0 and rows["square"] == ["own", "lite0", "3", "over.png,", "squares[1].png"]
+    assert rows["lips"] == ["built", "in", "any", "2", "astronaut"]
+    assert rows["body"] == ["arm,", "hand,", "leg,", "torso"]
+    assert "hair, face, skin, clothes, body, person" in said
+    sheet = tmp_path / "shown.png"
+    for arguments in (("square",), ("square", file, tmp_path / "over.png"), ("hand",), ("face", file)):
+        assert veil(capsys, "show", *arguments, "-o", sheet) == (0, f"{sheet}\n", "")
+        assert PIL.Image.open(sheet).size[0] > 100
+        sheet.unlink()
+    assert veil(capsys, "remove", "square") == (0, "square is removed.\n", "")
+    assert not [*home.iterdir()]
+
+
+def test_commands_tell_what_is_wrong_in_one_sentence(file, tmp_path, capsys, home):
+    grey, text = tmp_path / "grey.png", tmp_path / "text.png"
+    PIL.Image.new("RGB", (40, 40), "grey").save(grey)
+    text.write_text("no picture")
+    home.mkdir(parents=True)
+    (home / "broken.safetensors").write_bytes(b"?")
+    rows = [
+        (("add", "a", file, "--at", "30"), "the click '30' is not of the form X,Y: give two numbers"),
+        (("add", "a", file, "--at", "x,y"), "the click 'x,y' is not of the form X,Y"),
+        (("add", "a", file, "--at", "-1,5"), "the click -1,5 is outside the picture"),
+        (("add", "a", file), "--at"),
+        (("add", "a", grey, "--at", "3,3"), "of one colour throughout"),
+        (("add", "a", text, "--at", "3,3"), "could not be read as a picture"),
+        (("add", "a", tmp_path, "--at", "3,3"), "there is no picture"),
+        (("add", "hair", file, "--at", "3,3"), "'hair' is what the part network finds"),
+        (("add", "A", file, "--at", "3,3"), "'A' is no name for a template"),
+        (("add", "a", file, "--at", "3,3", "--extend"), "no template 'a' of yours to extend"),
+        (("add", "a", file, "--at", "3,3", "--descriptor", "lite1"), "did you mean lite0?"),
+        (("add", "broken", file, "--at", "3,3", "--extend"), "run `veil template remove broken`"),
+        (("show", "hnad", "-o", tmp_path / "a.png"), "there is no template 'hnad': did you mean hand?"),
+        (("show", "broken", "-o", tmp_path / "a.png"), "is not a template of Veil, or is damaged"),
+        (("show", "hand", text, "-o", tmp_path / "a.png"), "could not be read as a picture"),
+        (("show", "hand", "-o", tmp_path / "a.txt"), "let it end in .jpg or .png"),
+        (("remove", "hand"), "there is no template 'hand' of yours to remove"),
+    ]
+    for arguments, sentence in rows:
+        code, _, said = veil(capsys, *arguments)
+        assert code == 2 and sentence in said and len(said.splitlines()) == 1, (arguments, said)
+    assert [path.name for path in home.iterdir()] == ["broken.safetensors"]
+    assert not (tmp_path / "a.png").exists() and "damaged" in veil(capsys, "list")[1]

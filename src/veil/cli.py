@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,11 +40,15 @@ def anonymize(
     output: Annotated[str, Parameter(name=["--output", "-o"])],
     method: str = DEFAULT,
     region: Literal["face", "person", "frame"] | None = None,
+    hide: str | None = None,
+    also: str | None = None,
     audio: Literal["drop", "keep"] = "drop",
     codec: Codec = "h264",
     quality: int | None = None,
     report: str | None = None,
     preview: str | None = None,
+    explain: str | None = None,
+    require_match: Flag = False,
     overwrite: Flag = False,
     salvage: Flag = False,
 ) -> int:
@@ -62,7 +67,11 @@ def anonymize(
     method
         NAME, NAME:preset or NAME:key=value,… as `veil list` shows them.
     region
-        What the method changes.
+        What the method changes, for methods that change a face, a person or the frame.
+    hide
+        Names of what is hidden, such as hair,hand,face, for methods that look for what they hide.
+    also
+        What such a method hides besides: face, person or none.
     audio
         Voices identify people, so the sound is dropped unless it is kept.
     codec
@@ -73,12 +82,17 @@ def anonymize(
         JSON file that says for every frame what was hidden (a folder, where there are several inputs).
     preview
         Picture with frames of the anonymized video (a folder, where there are several inputs).
+    explain
+        Folder for pictures of why the method hid what it hid: heat maps over anonymized frames, how much was hidden
+        over time, and a contact sheet (a folder of such folders, where there are several inputs).
+    require_match
+        Refuse a video in which nothing to hide is found.
     overwrite
         Replace outputs that exist.
     salvage
         Where frames of a damaged video cannot be decoded, go on without them instead of refusing the video.
     """
-    anonymizer = make(method, region=region)
+    anonymizer = make(method, region=region, hide=_names(hide), also=also)
     jobs = plan(inputs, output, codec)
     single = len(jobs) == 1 and jobs[0].target == Path(output)
     failed = 0
@@ -86,7 +100,7 @@ def anonymize(
         words = f"{number + 1} of {len(jobs)}" if len(jobs) > 1 else "anonymizing"
         try:
             if not single:
-                for folder in (output, report, preview):
+                for folder in (output, report, preview, explain):
                     if folder:
                         (Path(folder) / job.target.relative_to(output)).parent.mkdir(
                             parents=True, exist_ok=True
@@ -104,6 +118,8 @@ def anonymize(
                     progress=progress,
                     report=_beside(report, ".json", job.target, None if single else output),
                     preview=_beside(preview, ".jpg", job.target, None if single else output),
+                    explain=_beside(explain, "", job.target, None if single else output),
+                    require_match=require_match,
                 )
             out.print(result.sentence(), markup=False)
         except VeilError as error:
@@ -123,19 +139,23 @@ def anonymize(
 def list_() -> int:
     """Show the methods with their parameters, defaults and meaning."""
     told = {name: parameters(kind) for name, kind in ANONYMIZERS.items()}
-    every = [{(p.name, p.type, p.meaning) for p in parameters} for parameters in told.values()]
-    shared = set.intersection(*every)
+    often = Counter((p.name, p.type, p.meaning) for parameters in told.values() for p in parameters)
+    shared = {parameter for parameter, count in often.items() if 2 * count > len(told)}
     for name, kind in ANONYMIZERS.items():
         default = " (the default)" if name == DEFAULT else ""
         out.print(f"[bold]{name}[/]{default}  {(kind.__doc__ or '').splitlines()[0]}")
         for preset, values in getattr(kind, "PRESETS", {}).items():
             out.print(
-                f"    {name}:{preset} is {', '.join(f'{k}={v:g}' for k, v in values.items())}", markup=False
+                f"    {name}:{preset} is {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False
             )
         own = [p for p in told[name] if (p.name, p.type, p.meaning) not in shared or p.name == "region"]
         _table(own)
-    out.print("[bold]all of them[/]")
-    _table([p for p in told[DEFAULT] if (p.name, p.type, p.meaning) in shared and p.name != "region"])
+    sharing = {
+        name: rows for name, rows in told.items() if shared <= {(p.name, p.type, p.meaning) for p in rows}
+    }
+    out.print(f"[bold]{', '.join(sharing)}[/]: all of these")
+    rows = next(iter(sharing.values()), [])
+    _table([p for p in rows if (p.name, p.type, p.meaning) in shared and p.name != "region"])
     return 0
 
 
@@ -389,6 +409,131 @@ def show(
     return 0
 
 
+template_app = App(name="template", help="Templates: what is to be hidden, pointed at in pictures.")
+app.command(template_app)
+
+
+@template_app.command(name="add")
+def add_template(
+    name: str,
+    picture: str,
+    /,
+    *,
+    at: Annotated[tuple[str, ...], Parameter(negative="", allow_leading_hyphen=True)],
+    extend: Flag = False,
+    overwrite: Flag = False,
+    descriptor: str = "lite0",
+) -> int:
+    """Make a template of something in a picture: what looks like it can be hidden in any video.
+
+    Parameters
+    ----------
+    name
+        What to call it: small letters, digits, - and _.
+    picture
+        A picture that shows it.
+    at
+        X,Y: a pixel of the picture that is on it, counted from the top left; may be given several times.
+    extend
+        Add these clicks to a template that exists: another picture of the same thing.
+    overwrite
+        Replace a template that exists.
+    descriptor
+        What compares templates with videos: lite0, which comes with Veil, or one of dino-s8, dino-s16, dinov2-s14 and
+        dinov3-s16, which need weights.
+    """
+    from veil import templates
+    from veil.nn import dense
+
+    made = templates.add(
+        name, picture, [*map(_point, at)], dense.descriptor(descriptor), extend=extend, overwrite=overwrite
+    )
+    clicks, files = len(made.origins), len({origin.checksum for origin in made.origins})
+    counted = f"{clicks} click{'s' * (clicks > 1)} in {files} picture{'s' * (files > 1)}"
+    out.print(f"{name}: {counted}, compared by {made.descriptor}.", markup=False)
+    return 0
+
+
+@template_app.command(name="list")
+def list_templates() -> int:
+    """Show the templates there are, the groups of them, and what is found without any."""
+    from rich.text import Text
+
+    from veil import templates
+    from veil.nn.parts import GROUPS
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("template", "from", "descriptor", "clicks", "pictures"):
+        table.add_column(column)
+    for name, whose, descriptor, clicks, pictures in templates.table():
+        table.add_row(name, whose, descriptor, str(clicks), Text(pictures))
+    out.print(table)
+    known = {*templates.names()}
+    out.print("\n[bold]groups of templates[/]")
+    for name, members in templates.GROUPS.items():
+        out.print(f"{name:<9} {', '.join(member for member in members if member in known)}", markup=False)
+    out.print("\n[bold]found by the part network, which needs no template and comes first[/]")
+    out.print(", ".join(GROUPS), markup=False)
+    return 0
+
+
+@template_app.command(name="show")
+def show_template(
+    name: str,
+    pictures: tuple[str, ...] = (),
+    /,
+    *,
+    output: Annotated[str, Parameter(name=["--output", "-o"])],
+    descriptor: str | None = None,
+) -> int:
+    """Draw what a template matches: bright where a picture looks like it, a line around what would be hidden.
+
+    Parameters
+    ----------
+    name
+        A template, or one of hair, face, skin, clothes, body and person, which the part network finds.
+    pictures
+        Pictures to look for it in [its own where it is built in, else the photograph of an astronaut].
+    output
+        The picture to write.
+    descriptor
+        What compares [what the template was made with].
+    """
+    from veil import templates
+    from veil.report import draw_sheet
+
+    save_picture(draw_sheet(templates.pictures(name, pictures, descriptor), 1), Path(output))
+    out.print(output, markup=False)
+    return 0
+
+
+@template_app.command(name="remove")
+def remove_template(name: str, /) -> int:
+    """Forget a template of your own.
+
+    Parameters
+    ----------
+    name
+        One of the templates that `veil template list` calls own.
+    """
+    from veil import templates
+
+    templates.remove(name)
+    out.print(f"{name} is removed.", markup=False)
+    return 0
+
+
+def _point(text: str) -> tuple[float, float]:
+    """X,Y as two numbers."""
+    try:
+        x, y = map(float, text.split(","))
+    except ValueError:
+        raise VeilError(
+            f"the click '{text}' is not of the form X,Y: give two numbers, such as 120,85."
+        ) from None
+    return x, y
+
+
 def _pair(text: str) -> tuple[str, object]:
     """KEY=VALUE, the value as a number where it is one."""
     key, equals, value = text.partition("=")
@@ -482,8 +627,20 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
+def _names(text: str | None) -> str | None:
+    """Names with commas between them as methods take them, with a plus."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.replace("+", ",").split(",")]
+    if not all(names):
+        raise VeilError(
+            f"--hide '{text}' leaves a name empty: write names with commas between, such as hair,hand."
+        )
+    return "+".join(names)
+
+
 def _beside(place: str | None, suffix: str, target: Path, root: str | None) -> Path | None:
-    """Where the report or preview of a video goes: the named file, or its mirror in the named folder."""
+    """Where the report, preview or explanation of a video goes: as named, or its mirror in the named folder."""
     if place is None or root is None:
         return Path(place) if place else None
     mirror = Path(place) / target.relative_to(root)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -43,6 +43,15 @@ class Veiled(NamedTuple):
 
     frames: Frames  # (T, H, W, 3)
     regions: list[tuple[Region, ...]] | None  # one entry a frame; None: the whole of every frame was changed
+    shares: list[float] | None = None  # of each frame, what was changed of it (0 to 1); None: its regions' boxes
+
+
+class Explained(NamedTuple):
+    """Why one frame came out as it did; told by methods that choose what they hide."""
+
+    frame: npt.NDArray[np.uint8]  # (H, W, 3), after anonymization
+    hidden: npt.NDArray[np.float32]  # (h, w) on a small grid over the frame: what was hidden, from 0.5 on
+    maps: Mapping[str, npt.NDArray[np.float32]] | None  # (h, w) of each thing looked for; None: was not looked at
 
 
 class Anonymizer(ABC):
@@ -60,6 +69,13 @@ class Anonymizer(ABC):
         Every frame comes out once and in order, but may come out in other groups and later than it went in.
         State that crosses windows lives in this generator, so that one anonymizer serves many videos at once.
         """
+
+    def explained(self, windows: Iterable[Frames], tell: Callable[[Explained], None]) -> Iterator[Veiled]:
+        """The same as `stream`, and `tell` learns of every frame, in order, why it came out as it did."""
+        raise VeilError(
+            f"the method '{type(self).__name__.lower()}' has nothing to explain: choose one that chooses what it hides, "
+            "such as selective."
+        )
 
     def __call__(self, clip: Tensor) -> Tensor:
         """Anonymize each video of a clip ``(B, 3, T, H, W)``; what comes back is exactly what a file would hold."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -36,7 +36,7 @@ class Report:
     lost: int  # frames that could not be decoded (only with salvage)
     seconds: float  # how long it took
     hidden: float  # mean share of a frame that was changed, 0 to 1
-    tracks: int | None  # how many faces or people were followed; None: whole frames were changed
+    tracks: int | None  # how many faces or people were followed, if any were; None: whole frames were changed
     regions: dict[str, int] = field(default_factory=dict)  # how many were found, bridged, extended
     nothing_found: list[tuple[int, int]] = field(
         default_factory=list
@@ -50,23 +50,38 @@ class Report:
 
     def sentence(self) -> str:
         """The summary for people."""
-        thing = self.params.get("region", "region")
+        thing = things(self.params)
         pictures = f"{self.frames} frame{'s' * (self.frames != 1)}"
         lost = f" ({self.lost} more could not be decoded)" if self.lost else ""
         if self.tracks is None:
             return f"{self.output}: {pictures}{lost}, each changed as a whole by {self.method}."
-        if self.tracks == 0:
-            return f"{self.output}: {pictures}{lost}, NO {thing} found in any of them: nothing was hidden. Look at it."
-        bare = self.frames_without
+        chosen, bare = "hide" in self.params, self.frames_without
+        if bare == self.frames:
+            none = f"NOTHING that looks like {thing} was" if chosen else f"NO {thing}"
+            return f"{self.output}: {pictures}{lost}, {none} found in any of them: nothing was hidden. Look at it."
         seen = f"{self.frames - bare} of them" if bare else "every one of them"
         note = (
             f"; in the other {bare} nothing was found, which does not mean that nothing is there"
             if bare
             else ""
         )
+        what = thing if chosen else f"one {thing} or more"
+        share = f" ({100 * self.hidden:.{0 if self.hidden > 0.01 else 2}f} % of the picture on average)"
         return (
-            f"{self.output}: {pictures}{lost}, one {thing} or more hidden in {seen} by {self.method}{note}."
+            f"{self.output}: {pictures}{lost}, {what} hidden in {seen} by {self.method}"
+            f"{share if chosen else ''}{note}."
         )
+
+
+def things(params: Mapping[str, Any]) -> str:
+    """What a method with these parameters looks for: ``face``; ``badge or face`` where it hides one or the other."""
+    if "hide" not in params:
+        return str(params.get("region", "region"))
+    names = str(params["hide"]).split("+")
+    if "person" not in names:  # who has the face that is hidden, too
+        also = str(params.get("also") or "none").split("+")
+        names += [name for name in also if name not in ("none", *names)]
+    return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
 class Tally:
@@ -82,17 +97,23 @@ class Tally:
         self._share = 0.0
         self._bare: list[list[int]] = []
 
-    def add(self, frames: Frames, regions: Regions) -> None:
-        """Count frames that come next."""
+    @property
+    def matched(self) -> bool:
+        """Whether anything at all was hidden so far."""
+        return self._whole or sum(last - first + 1 for first, last in self._bare) < self.frames
+
+    def add(self, frames: Frames, regions: Regions, shares: Sequence[float] | None = None) -> None:
+        """Count frames that come next; `shares` is what was changed of each, if it is not its regions' boxes."""
         for i in range(len(frames)):
             at, found = self.frames + i, None if regions is None else regions[i]
             if found is None:
                 self._whole = True
-                self._share += 1
+                self._share += 1 if shares is None else shares[i]
                 continue
-            self._share += _share(found, self.info.width, self.info.height)
+            size = self.info.width, self.info.height
+            self._share += _share(found, *size) if shares is None else shares[i]
             self._how.update(region.how for region in found)
-            now = {region.track for region in found}
+            now = {region.track for region in found if region.track >= 0}  # -1: not followed
             self._tracks += len(now - self._seen)
             self._seen = {t for t in self._seen | now if t > max(now, default=0) - 10_000}
             if not found and self._bare and self._bare[-1][1] == at - 1:

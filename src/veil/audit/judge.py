@@ -297,7 +297,7 @@ class _Audit:
             protocol,
             recognizer,
             seed,
-            self.suite.efforts[recognizer.sees],
+            self.suite.effort(recognizer),
             self.suite.knows,
             self.suite.weights.get(recognizer.net),
             self.device,

@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from veil.audit.recognize import Effort, Recognizer, Sees
+from veil.audit.recognize import Effort, Recognizer
 from veil.audit.restore import Restoring
 from veil.audit.result import After, Knows
 
@@ -25,13 +25,17 @@ class Suite:
     seeds: int
     uses: tuple[Recognizer, ...]
     attackers: tuple[Recognizer, ...]
-    efforts: dict[Sees, Effort]
+    efforts: dict[str, Effort]  # by what is seen; "NET on SEES" is for one network alone
     restoring: Restoring
     frames_only: tuple[str, ...] = ()  # targets that attackers of clips and motion are not put to
     knows: tuple[Knows, ...] = ("raw", "adapted", "restoring")
     after: tuple[After, ...] = ("8-bit", "h264")
     weights: dict[str, str] = field(default_factory=dict)  # published weights to begin with, by network
     untested: tuple[str, ...] = ()
+
+    def effort(self, recognizer: Recognizer) -> Effort:
+        """How much work goes into a recognizer."""
+        return self.efforts.get(str(recognizer)) or self.efforts[recognizer.sees]
 
     def plain(self) -> dict[str, Any]:
         """All of it, for the record."""

@@ -11,8 +11,10 @@ from pydantic.fields import FieldInfo
 from veil.config import nearest
 from veil.core import Anonymizer, VeilError
 from veil.methods.filters import Blacken, Blur, Downsample, Mask, Noise, Pixelate
+from veil.methods.selective import Selective
 
 ANONYMIZERS: dict[str, type[Anonymizer]] = {
+    "selective": Selective,
     "blacken": Blacken,
     "mask": Mask,
     "blur": Blur,
@@ -20,7 +22,7 @@ ANONYMIZERS: dict[str, type[Anonymizer]] = {
     "downsample": Downsample,
     "noise": Noise,
 }
-DEFAULT = "blacken"
+DEFAULT = "selective"
 
 
 class Parameter(NamedTuple):

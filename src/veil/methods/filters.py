@@ -28,7 +28,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from veil.core import Anonymizer, Box, Frames, Region, Veiled
-from veil.nn.people import detector
+from veil.nn.people import Kind, detector
 from veil.nn.tracks import Image, Look, follow
 
 Where = Literal["face", "person", "frame"]
@@ -93,26 +93,20 @@ class Filter(Anonymizer):
                 yield Veiled(np.stack([self.change(image, None) for image in frames]), None)
             return
         images = (image for frames in windows for image in frames)
-        default = BOUNDS[self.region]
-        threshold = default.threshold if self.threshold is None else self.threshold
-        margin = default.margin if self.margin is None else self.margin
-        shape = default.shape if self.shape is None else self.shape
-        look = Look(confirm=threshold, keep=0.6 * threshold)
-        for image, regions in follow(images, detector(self.region, self.detector), self.region, look):
-            grown = tuple(region._replace(box=_grown(region.box, margin)) for region in regions)
-            grown = tuple(region for region in grown if _shows(region.box, image.shape))
-            yield Veiled(self._hide(image, grown, shape)[None], [grown])
+        shape = BOUNDS[self.region].shape if self.shape is None else self.shape
+        for image, regions in followed(images, self.region, self.margin, self.threshold, self.detector):
+            yield Veiled(self._hide(image, regions, shape)[None], [regions])
 
     def _hide(self, image: Image, regions: Iterable[Region], shape: str) -> Image:
         hidden = image.copy()
         grid = getattr(self, self.GRID) if self.GRID else 1
         for region in regions:
-            x0, y0, x1, y1 = _pixels(region.box, image.shape, grid)
+            x0, y0, x1, y1 = pixels(region.box, image.shape, grid)
             if x0 >= x1 or y0 >= y1:
                 continue
-            inside = _inside(region.box, shape, (x0, y0, x1, y1))
-            changed = self.change(image[y0:y1, x0:x1], inside)
-            np.copyto(hidden[y0:y1, x0:x1], changed, where=inside[..., None])
+            within = inside(region.box, shape, (x0, y0, x1, y1))
+            changed = self.change(image[y0:y1, x0:x1], within)
+            np.copyto(hidden[y0:y1, x0:x1], changed, where=within[..., None])
         return hidden
 
 
@@ -213,6 +207,22 @@ class Noise(Filter):
         return secrets.randbits(128) if self.seed is None else self.seed
 
 
+def followed(
+    images: Iterable[Image],
+    kind: Kind,
+    margin: float | None = None,
+    threshold: float | None = None,
+    name: str | None = None,
+) -> Iterator[tuple[Image, tuple[Region, ...]]]:
+    """Each image with its regions of that kind, grown; None: as `BOUNDS` and the default detector have it."""
+    margin = BOUNDS[kind].margin if margin is None else margin
+    threshold = BOUNDS[kind].threshold if threshold is None else threshold
+    look = Look(confirm=threshold, keep=0.6 * threshold)
+    for image, regions in follow(images, detector(kind, name), kind, look):
+        grown = (region._replace(box=_grown(region.box, margin)) for region in regions)
+        yield image, tuple(region for region in grown if _shows(region.box, image.shape))
+
+
 def _blocks(image: Image, side: int) -> Image:
     """The mean over blocks of `side` x `side` pixels; the last row and column are repeated to fill the last blocks."""
     height, width = image.shape[:2]
@@ -239,7 +249,7 @@ def _shows(box: Box, shape: tuple[int, ...]) -> bool:
     return box[0] < shape[1] and box[1] < shape[0] and box[2] > 0 and box[3] > 0
 
 
-def _pixels(box: Box, shape: tuple[int, ...], grid: int) -> tuple[int, int, int, int]:
+def pixels(box: Box, shape: tuple[int, ...], grid: int = 1) -> tuple[int, int, int, int]:
     """The whole pixels that a box touches, widened to the grid and cut to the image."""
     x0, y0, x1, y1 = box
     left, top = (max(0, int(np.floor(v / grid)) * grid) for v in (x0, y0))
@@ -247,7 +257,7 @@ def _pixels(box: Box, shape: tuple[int, ...], grid: int) -> tuple[int, int, int,
     return left, top, min(shape[1], right), min(shape[0], bottom)
 
 
-def _inside(box: Box, shape: str, window: tuple[int, int, int, int]) -> npt.NDArray[np.bool_]:
+def inside(box: Box, shape: str, window: tuple[int, int, int, int]) -> npt.NDArray[np.bool_]:
     """Which pixels of `window` belong to the region."""
     x0, y0, x1, y1 = box
     x, y = np.arange(window[0], window[2]) + 0.5, np.arange(window[1], window[3]) + 0.5

@@ -63,9 +63,9 @@ class CarriedNoise:
         for value, choice in ((carry, Carry), (levels, Levels)):
             if value not in get_args(choice):
                 raise ValueError(f"one of {', '.join(get_args(choice))} is needed, got {value!r}")
-        self.motion: Motion | None = None  # of the newest frame; None for the first, and where none is needed
+        self.motion: Motion | None = None  # of the newest frame; None for the first
         self._carry = carry
-        self._motions = None if carry in ("iid", "static") else Motions(estimator)
+        self._motions = Motions(estimator)
         self._levels = _Levels() if levels == "video" else None
         self._dice = _Dice(seed)
         self._grains: _Grains | None = None
@@ -73,8 +73,7 @@ class CarriedNoise:
 
     def step(self, image: Image) -> Image:
         """The noise ``(H, W, 3)`` for the next frame."""
-        if self._motions is not None:
-            self.motion = self._motions.step(image)
+        self.motion = self._motions.step(image)
         noise = self._moved(image.shape[:2], self.motion)
         if self._levels is None:
             return noise
@@ -91,7 +90,7 @@ class CarriedNoise:
             return self._grains.image()
         if self._first is None:
             self._first = self._dice.pixels(size)
-        if motion is None:
+        if motion is None or self._carry == "static":
             return self._first.copy()
         return (_eq4 if self._carry == "eq4" else _released)(self._first, motion)
 

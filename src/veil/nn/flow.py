@@ -18,6 +18,7 @@ on the CPU, or by RAFT (Teed and Deng, 2020) where torch, a GPU and its weights 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Image = npt.NDArray[np.uint8]  # (H, W, 3)
+Images = npt.NDArray[np.uint8]  # (N, H, W, 3)
 Grey = npt.NDArray[np.uint8]  # (h, w)
 Flow = npt.NDArray[np.float32]  # (h, w, 2): x and y displacement in pixels of the (small) picture
+Flows = npt.NDArray[np.float32]  # (N, h, w, 2)
 Mask = npt.NDArray[np.bool_]  # (h, w)
 Speed = Literal["fast", "medium", "fine"]
 
@@ -202,9 +205,14 @@ def warp(image: npt.NDArray[Any], flow: Flow, *, nearest: bool = True) -> npt.ND
 
 
 class Raft:
-    """RAFT by its weights in a file, torchvision's (small or large) or Princeton's ``raft-small.pth``."""
+    """RAFT by its weights in a file, torchvision's (small or large) or Princeton's ``raft-small.pth``.
+
+    The layers are torchvision's; the way through them is Veil's: each frame is encoded once for both directions, and only
+    the last flow is brought to full size. On a GPU it computes in 16 bits.
+    """
 
     def __init__(self, weights: Path, device: str = "cpu", *, longest: int = 640, updates: int = 12):
+        import torch
         from torchvision.models import optical_flow
 
         state = read_raft(weights)
@@ -218,6 +226,15 @@ class Raft:
             ) from error
         self._net = net.eval().requires_grad_(False).to(device)
         self.device, self.longest, self.updates = device, longest, updates
+        self._type, self._run = torch.float32, self._flows
+        if device.startswith("cuda"):
+            # Halved outright, because autocast would halve the weights anew in each update.
+            self._type = torch.float16
+            self._net.half().to(memory_format=torch.channels_last)
+            for layer in self._net.modules():
+                if isinstance(layer, torch.nn.BatchNorm2d):
+                    layer.float()
+            self._run = _Recorded(self._flows)
 
     def see(self, image: Image) -> Image:
         """See `Estimator.see`."""
@@ -225,21 +242,146 @@ class Raft:
 
     def between(self, before: Image, after: Image) -> tuple[Flow, Flow]:
         """See `Estimator.between`."""
+        forward, back = self.many(np.stack([before, after]))
+        return forward[0], back[0]
+
+    def many(self, frames: Images) -> tuple[Flows, Flows]:
+        """Forward and backward flows ``(N, h, w, 2)`` between N + 1 pictures in a row, ``(N + 1, h, w, 3)``, at once."""
+        if len(frames) < 2:
+            raise ValueError(f"motion is between two pictures or more, got {len(frames)}")
+        height, width = frames.shape[1:3]
+        flows = self.flows(self.tensor(frames))[..., :height, :width].permute(0, 2, 3, 1).cpu().numpy()
+        forward, back = np.ascontiguousarray(flows).reshape(2, len(frames) - 1, height, width, 2)
+        return forward, back
+
+    def tensor(self, frames: Images) -> Tensor:
+        """Pictures ``(N, h, w, 3)`` as the network takes them: ``(N, 3, H, W)`` from -1 to 1, on its device.
+
+        H and W are multiples of 8, and at least 128; what is added continues the right and the lower edge.
+        """
         import torch
 
-        height, width = before.shape[:2]
-        # The network takes sides that are multiples of 8, and at least 128.
-        extra = [max(128, -(-side // 8) * 8) - side for side in (height, width)]
-        pair = [
-            cv2.copyMakeBorder(x, 0, extra[0], 0, extra[1], cv2.BORDER_REPLICATE) for x in (before, after)
-        ]
-        both = (
-            torch.from_numpy(np.stack(pair)).to(self.device).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
-        )
+        extra = [(0, max(128, -(-side // 8) * 8) - side) for side in frames.shape[1:3]]
+        padded = np.pad(frames, ((0, 0), *extra, (0, 0)), "edge") if any(map(any, extra)) else frames
+        pictures = torch.from_numpy(np.ascontiguousarray(padded)).to(self.device).permute(0, 3, 1, 2)
+        return pictures.float().div_(127.5).sub_(1).to(self._type)
+
+    def flows(self, pictures: Tensor, *, back: bool = True) -> Tensor:
+        """Flows between pictures that `tensor` gave: the N forward ones, then, with `back`, the N backward ones.
+
+        They are ``(N, 2, H, W)`` or ``(2 N, 2, H, W)``, and hold until the next call.
+        """
+        import torch
+
         with torch.inference_mode():
-            flows: Tensor = self._net(both, both.flip(0), num_flow_updates=self.updates)[-1]
-        forward, back = flows[..., :height, :width].permute(0, 2, 3, 1).float().cpu().numpy()
-        return np.ascontiguousarray(forward), np.ascontiguousarray(back)
+            return self._run(pictures, back)
+
+    def _flows(self, pictures: Tensor, back: bool) -> Tensor:
+        import torch
+        from torchvision.models.optical_flow.raft import upsample_flow
+
+        net = self._net
+        seen = net.feature_encoder(pictures)
+        about = net.context_encoder(pictures if back else pictures[:-1])
+        one, other = seen[:-1], seen[1:]
+        if back:
+            one, other = torch.cat([one, other]), torch.cat([other, one])
+            about = torch.cat([about[:-1], about[1:]])
+        hidden, context = about.split(
+            [net.update_block.hidden_state_size, about.shape[1] - net.update_block.hidden_state_size], 1
+        )
+        hidden, context = hidden.tanh(), context.relu()
+        block = net.corr_block
+        lookup = _Lookup(one, other, block.num_levels, block.radius)
+        flow = torch.zeros(len(one), 2, *one.shape[2:], device=one.device)
+        for _ in range(self.updates):
+            alike = lookup(flow).to(self._type)
+            hidden, change = net.update_block(hidden, context, alike, flow.to(self._type))
+            flow = flow + change
+        mask = None if net.mask_predictor is None else net.mask_predictor(hidden).float()
+        return upsample_flow(flow, None if mask is None else mask.contiguous())
+
+
+class _Lookup:
+    """How alike the places of one picture are to those of another, and of its halves, around where a flow leads.
+
+    The pictures are features ``(N, C, h, w)``. What RAFT calls the correlation pyramid is made once, in 32 bits; the
+    offsets lie on the device from the start, so that looking up waits for nothing.
+    """
+
+    def __init__(self, one: Tensor, other: Tensor, levels: int, radius: int):
+        import torch
+        import torch.nn.functional as F
+
+        count, channels, height, width = one.shape
+        place = torch.stack(
+            torch.meshgrid(
+                torch.arange(height, device=one.device), torch.arange(width, device=one.device), indexing="ij"
+            )[::-1]
+        )
+        self._place = place.float()  # (2, h, w): x and y
+        steps = torch.arange(-radius, radius + 1, device=one.device)
+        around = torch.stack(torch.meshgrid(steps, steps, indexing="ij"), -1).float()  # x changes slowest
+        rows = one.flatten(2).transpose(1, 2) / channels**0.5  # (N, h w, C)
+        self._levels: list[tuple[Tensor, Tensor, float, float]] = []
+        for level in range(levels):
+            h, w = other.shape[2:]
+            alike = (rows @ other.flatten(2)).float().view(count * height * width, 1, h, w)
+            # Places from -1 to 1, as grid_sample counts them: 2 x / (w - 1) - 1.
+            across, down = 2 / (w - 1), 2 / (h - 1)
+            scaled = torch.stack([around[..., 0] * across - 1, around[..., 1] * down - 1], -1)
+            self._levels.append((alike, scaled, across / 2**level, down / 2**level))
+            other = F.avg_pool2d(other, 2)
+
+    def __call__(self, flow: Tensor) -> Tensor:
+        """Likeness ``(N, levels (2 radius + 1)², h, w)`` around where `flow` ``(N, 2, h, w)`` leads."""
+        import torch
+        import torch.nn.functional as F
+
+        count, _, height, width = flow.shape
+        x, y = (self._place + flow).unbind(1)  # (N, h, w)
+        found = []
+        for alike, around, across, down in self._levels:
+            middle = torch.stack([x * across, y * down], -1).view(-1, 1, 1, 2)
+            sampled = F.grid_sample(alike, middle + around, align_corners=True)  # (N h w, 1, side, side)
+            found.append(sampled.view(count, height, width, -1))
+        return torch.cat(found, -1).permute(0, 3, 1, 2)
+
+
+class _Recorded:
+    """A function of pictures recorded as a CUDA graph for each shape, because starting its kernels takes longer than they do."""
+
+    KEPT = 4  # shapes
+
+    def __init__(self, function: Callable[[Tensor, bool], Tensor]):
+        self._function = function
+        self._graphs: dict[tuple[Any, ...], tuple[Any, Tensor, Tensor]] = {}
+
+    def __call__(self, pictures: Tensor, back: bool) -> Tensor:
+        key = (*pictures.shape, back)
+        if key not in self._graphs:
+            while len(self._graphs) >= self.KEPT:
+                self._graphs.pop(next(iter(self._graphs)))
+            self._graphs[key] = self._record(pictures, back)
+        graph, inlet, outlet = self._graphs[key]
+        inlet.copy_(pictures)
+        graph.replay()
+        return outlet
+
+    def _record(self, pictures: Tensor, back: bool) -> tuple[Any, Tensor, Tensor]:
+        import torch
+
+        inlet, aside = pictures.clone(), torch.cuda.Stream(pictures.device)
+        with torch.cuda.device(pictures.device), torch.backends.cudnn.flags(enabled=True, benchmark=True):
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(3):  # libraries choose their algorithms in the first calls
+                    self._function(inlet, back)
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                outlet = self._function(inlet, back)
+        return graph, inlet, outlet
 
 
 def read_raft(path: Path) -> dict[str, Tensor]:

@@ -56,12 +56,7 @@ class Parts:
 
     def __call__(self, image: Image) -> Array:
         """Probabilities ``(8, h, w)``, in the order of `PARTS`, on a grid about `SIZE` / `STRIDE` long."""
-        height, width = fitted(*image.shape[:2])
-        # Twice as fine, then averaged: as in training, and a tenth of the cost of averaging every pixel.
-        fine = cv2.resize(image, (2 * width, 2 * height), interpolation=cv2.INTER_LINEAR)
-        small = cv2.resize(fine, (width, height), interpolation=cv2.INTER_AREA)
-        blob = cv2.dnn.blobFromImage(small, 1 / 255)  # (1, 3, height, width)
-        logits: Array = np.asarray(self.session.run(None, {self.input: blob})[0], np.float32)[0]
+        logits: Array = np.asarray(self.session.run(None, {self.input: looked_at(image)})[0], np.float32)[0]
         likely: Array = np.exp(logits - logits.max(0))
         likely /= likely.sum(0)
         return likely
@@ -79,6 +74,15 @@ class Parts:
 def parts() -> Parts:
     """The network that comes with the package; loaded once a process."""
     return Parts()
+
+
+def looked_at(image: Image) -> Array:
+    """An image as the network sees it, ``(1, 3, h, w)`` from 0 to 1."""
+    height, width = fitted(*image.shape[:2])
+    # Twice as fine, then averaged: as in training, and a tenth of the cost of averaging every pixel.
+    fine = cv2.resize(image, (2 * width, 2 * height), interpolation=cv2.INTER_LINEAR)
+    small = cv2.resize(fine, (width, height), interpolation=cv2.INTER_AREA)
+    return np.asarray(cv2.dnn.blobFromImage(small, 1 / 255), np.float32)
 
 
 def grouped(probabilities: Array, names: Iterable[str]) -> Array:

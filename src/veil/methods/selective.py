@@ -1,0 +1,390 @@
+"""Selective obfuscation: what is private is looked for, and only that is replaced, by noise that moves as it does.
+
+After "Selective, Interpretable and Motion Consistent Privacy Attribute Obfuscation for Action Recognition" (Ilic, Zhao,
+Pock and Wildes, CVPR 2024). The saliency of a frame is Eq. 1 and 2 (`veil.templates`), its noise Eq. 3 and 4
+(`veil.methods.noise`); they meet in Eq. 5::
+
+    out = x + s (n - x)
+
+Paper: s is the cosine itself, about 0.3 to 0.7 on a face, which still shows through. Here, `hard`: s is 0 or 1.
+
+*What is looked for.* Each name in `hide` has a map. Hair, face, skin, clothes, body and person are told by the part network
+that comes with Veil (`veil.nn.parts`); any other name is a template, compared by a dense descriptor. So that one threshold
+serves them all, a map is bent such that 0.5 is where it starts to count. Faces and people that a detector finds
+(`also`) are hidden as well.
+
+*When.* Every `every`-th frame is looked at (a key frame), as are both sides of a cut and the last one. With m the map of a
+key frame, M the flow's way from frame to frame and d the memory::
+
+    forth(t)  = max(m(t), d M forth(t-1))  at key frames,    M forth(t-1)     between them
+    back(t)   = m(t)                       at key frames,    M⁻¹ back(t+1)    between them
+    s(t)      = max(forth(t), back(t)),    at key frames max(forth(t), d M⁻¹ back(t+1))
+
+so that what appears between two key frames is hidden from the first of them on, and what the network misses once is
+hidden still. A frame leaves when the next key frame has been looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from veil import templates
+from veil.core import Anonymizer, Explained, Frames, Region, Veiled, VeilError
+from veil.methods.filters import BOUNDS, CHECKED, followed, inside, pixels
+from veil.methods.noise import CarriedNoise, Carry, Levels, Mode, blend
+from veil.nn import dense
+from veil.nn import parts as part_network
+from veil.nn.flow import Dis, Flow, Motion, Speed, enlarge, warp
+from veil.nn.people import Kind
+from veil.nn.tracks import Image
+
+Array = npt.NDArray[np.float32]
+Found = tuple[Region, ...]
+Tell = Callable[[Explained], None]
+
+GRID = 256  # the longer side of the grid on which maps are held
+TARGETING = 24  # frames in which the best match of a template is looked for
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class Selective(Anonymizer):
+    """Hides what you name, by noise that moves with it, and keeps the rest."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {
+            "hide": "cheek+eyes+forehead+hair",
+            "also": "none",
+            "parts": False,
+            "descriptor": "dino-s8",
+            "mode": "soft",
+            "carry": "eq4",
+            "aggregate": "mean",
+            "every": 1,
+            "memory": 0.0,
+            "grow": 0.0,
+        }
+    }
+
+    hide: Annotated[
+        str, Field(min_length=1, description="what to hide: names of parts or templates, joined by +")
+    ] = "person"
+    also: Annotated[
+        Literal["none", "face", "person", "face+person"],
+        Field(description="what a detector finds is hidden, too"),
+    ] = "face"
+    mode: Annotated[
+        Mode, Field(description="hard: nothing is left inside; soft: mixed by saliency, as in the paper")
+    ] = "hard"
+    carry: Annotated[Carry, Field(description="how the noise moves")] = "recursive"
+    levels: Annotated[Levels, Field(description="range of the noise: that of the video, or all")] = "video"
+    threshold: Annotated[
+        float,
+        Field(gt=0, lt=1, description="from where on a map hides; 0.5 is as measured, lower hides more"),
+    ] = 0.5
+    grow: Annotated[
+        float, Field(ge=0, le=0.2, description="grow what is hidden by this share of the longer side")
+    ] = 0.008
+    every: Annotated[int, Field(ge=1, le=32, description="look at one frame in so many")] = 4
+    memory: Annotated[
+        float,
+        Field(ge=0, lt=1, description="how much of a map is left at the next look, if nothing is seen there"),
+    ] = 0.7
+    tiles: Annotated[
+        int,
+        Field(ge=1, le=4, description="also look at so many by so many parts of a frame, for small people"),
+    ] = 2
+    parts: Annotated[
+        bool, Field(description="let the part network tell hair, face, skin, clothes, body and person")
+    ] = True
+    descriptor: Annotated[str, Field(description="what compares templates with the video")] = dense.DEFAULT
+    aggregate: Annotated[templates.Aggregate, Field(description="how several maps become one")] = "max"
+    target: Annotated[
+        bool, Field(description="replace each template by its best match in the first second")
+    ] = False
+    gamma: Annotated[float, Field(gt=0, le=10, description="soft: the saliency to this power")] = 1.0
+    opacity: Annotated[
+        float, Field(ge=0, le=1, description="soft: at least so much noise, from the threshold on")
+    ] = 0.0
+    flow: Annotated[Speed, Field(description="how carefully motion is measured")] = "fast"
+    seed: Annotated[
+        int | None,
+        Field(ge=0, description="makes an experiment repeatable, and the noise known [nobody knows it]"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        _ = self._looking  # an unknown name is told now, not in the middle of a video
+
+    @property
+    def names(self) -> list[str]:
+        """What is hidden, each name once."""
+        return list(dict.fromkeys(filter(None, (name.strip() for name in self.hide.split("+")))))
+
+    @cached_property
+    def _looking(self) -> _Looking:
+        return _Looking(self)
+
+    def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
+        """See `Anonymizer.stream`."""
+        return self._run(windows, None)
+
+    def explained(self, windows: Iterable[Frames], tell: Tell) -> Iterator[Veiled]:
+        """See `Anonymizer.explained`."""
+        return self._run(windows, tell)
+
+    def _run(self, windows: Iterable[Frames], tell: Tell | None) -> Iterator[Veiled]:
+        images = (image for frames in windows for image in frames)
+        kinds = [kind for kind in get_args(Kind) if kind in self.also]
+        return _Obfuscation(self, self._looking, tell).run(_with_regions(images, kinds))
+
+
+class _Looking:
+    """What is looked for, and how: the names in `hide`, each as a part or a template."""
+
+    def __init__(self, given: Selective):
+        self.names, self.mode, self.aggregate, self.tiles = (
+            given.names,
+            given.mode,
+            given.aggregate,
+            given.tiles,
+        )
+        served = part_network.GROUPS if given.parts else {}
+        self.parts = [name for name in self.names if name in served]
+        rest = [name for name in self.names if name not in served]
+        self.templates: list[templates.Template] = []
+        if not self.names:
+            raise VeilError(
+                f"'{given.hide}' names nothing to hide: name a part or a template, such as person."
+            )
+        if rest:
+            self.descriptor = dense.descriptor(given.descriptor)
+            self.templates = templates.load(rest, self.descriptor)
+            self.alike = dense.DESCRIPTORS[given.descriptor].alike
+
+    def targeted(self, images: Iterable[Image]) -> _Looking:
+        """The same, with templates as they look in these frames."""
+        if not self.templates:
+            return self
+        other = object.__new__(_Looking)
+        other.__dict__ |= self.__dict__
+        seen = [self.descriptor(image).reshape(-1, self.descriptor.dim) for image in images]
+        other.templates = templates.targeted(self.templates, np.concatenate(seen))
+        return other
+
+    def __call__(self, image: Image, grid: tuple[int, int]) -> dict[str, Array]:
+        """A map ``grid`` for each thing that is looked for, from 0 to 1."""
+        found: dict[str, Array] = {}
+        if self.parts:
+            network = part_network.parts()
+            raw = _part_maps(network, image, self.parts, grid, self.tiles)
+            found |= {name: self._bent(raw[name], network.thresholds[name]) for name in self.parts}
+        if self.templates:
+            vectors = self.descriptor(image)
+            for template in self.templates:
+                likeness = templates.saliency(vectors, [template])
+                wide = dense.spread(likeness, self.descriptor, *grid)
+                found[template.name] = self._bent(wide, self.alike)
+        return found
+
+    def combined(self, maps: dict[str, Array]) -> Array:
+        """One map ``(h, w)`` of several."""
+        stack = np.stack(list(maps.values()))
+        if self.aggregate == "mean":
+            return stack.mean(0)
+        return stack.max(0) if self.aggregate == "max" else 1 - (1 - stack).prod(0)
+
+    def _bent(self, values: Array, middle: float) -> Array:
+        """On the scale on which 0.5 hides; soft mixing takes the values as they are."""
+        return values if self.mode == "soft" else _bent(values, middle)
+
+
+def _part_maps(
+    network: part_network.Parts, image: Image, names: list[str], grid: tuple[int, int], tiles: int
+) -> dict[str, Array]:
+    """Maps of parts over the grid: of the whole image and, closer, of pieces of it that overlap; the larger value counts."""
+    height, width = image.shape[:2]
+    (h, w), out = grid, {name: np.zeros(grid, np.float32) for name in names}
+    views = [(0, 0, w, h)]
+    if tiles > 1 and max(height, width) > part_network.SIZE:
+        across, down = (_pieces(side, tiles) for side in (w, h))
+        views += [(x0, y0, x1, y1) for y0, y1 in down for x0, x1 in across]
+    for x0, y0, x1, y1 in views:
+        left, right = x0 * width // w, -(-x1 * width // w)
+        top, bottom = y0 * height // h, -(-y1 * height // h)
+        likely = network(image[top:bottom, left:right])
+        for name in names:
+            seen = cv2.resize(
+                part_network.grouped(likely, [name]), (x1 - x0, y1 - y0), interpolation=cv2.INTER_LINEAR
+            )
+            place = out[name][y0:y1, x0:x1]
+            np.maximum(place, seen, out=place)
+    return out
+
+
+def _pieces(side: int, count: int) -> list[tuple[int, int]]:
+    """Where to cut an axis into so many pieces that overlap by a fifth of themselves."""
+    length = min(side, round(side / (0.8 * count + 0.2)))
+    return [
+        (begin, begin + length) for begin in (round(i * (side - length) / (count - 1)) for i in range(count))
+    ]
+
+
+@dataclasses.dataclass
+class _Frame:
+    """A frame that waits for the next look."""
+
+    image: Image
+    noise: Image
+    regions: Found  # by detectors
+    motion: Motion | None  # from the frame before; None where a video or a scene begins
+    forth: Array  # (h, w)
+    own: Array | None = None  # (h, w), its map, where it was looked at
+    maps: dict[str, Array] | None = None  # what that was made of
+
+
+class _Obfuscation:
+    """The state of one video."""
+
+    def __init__(self, given: Selective, looking: _Looking, tell: Tell | None):
+        self.given, self.looking, self.tell = given, looking, tell
+        self.noise = CarriedNoise(given.carry, given.levels, given.seed, Dis(given.flow))
+        self.waiting: list[_Frame] = []  # of one scene, from the last key frame on
+
+    def run(self, seen: Iterator[tuple[Image, Found]]) -> Iterator[Veiled]:
+        """Each frame, once and in order."""
+        if self.given.target:
+            first = list(itertools.islice(seen, TARGETING))
+            self.looking = self.looking.targeted(image for image, _ in first)
+            seen = itertools.chain(first, seen)
+        for image, regions in seen:
+            noise, motion = self.noise.step(image), self.noise.motion
+            if motion is None or motion.cut:
+                yield from self._end()
+                size = image.shape[:2]
+                frame = _Frame(image, noise, regions, None, np.zeros(_grid(*size), np.float32))
+            else:
+                frame = _Frame(
+                    image, noise, regions, motion, _carried(self.waiting[-1].forth, motion.back, image)
+                )
+            self.waiting.append(frame)
+            if frame.motion is None or len(self.waiting) > self.given.every:
+                self._look(frame)
+                yield from self._give()
+        yield from self._end()
+
+    def _look(self, frame: _Frame) -> None:
+        frame.maps = self.looking(frame.image, frame.forth.shape)
+        frame.own = self.looking.combined(frame.maps)
+        frame.forth = np.maximum(frame.own, self.given.memory * frame.forth)
+
+    def _give(self) -> Iterator[Veiled]:
+        """All that waits but the last, which was looked at: its map is carried back over the others."""
+        *before, last = self.waiting
+        back, done, after = last.own, [], last
+        for frame in reversed(before):
+            assert back is not None and after.motion is not None
+            back = _carried(back, after.motion.forward, frame.image)
+            share = 1.0 if frame.own is None else self.given.memory
+            done.append((frame, np.maximum(frame.forth, share * back)))
+            after = frame
+        self.waiting = [last]
+        for frame, saliency in reversed(done):
+            yield self._hidden(frame, saliency)
+
+    def _end(self) -> Iterator[Veiled]:
+        """All that waits: nothing of this scene follows."""
+        if not self.waiting:
+            return
+        last = self.waiting[-1]
+        if last.own is None:
+            self._look(last)
+        yield from self._give()
+        self.waiting = []
+        yield self._hidden(last, last.forth)
+
+    def _hidden(self, frame: _Frame, saliency: Array) -> Veiled:
+        given, image = self.given, frame.image
+        height, width = image.shape[:2]
+        if reach := round(given.grow * max(saliency.shape)):
+            disc = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * reach + 1, 2 * reach + 1))
+            saliency = cv2.dilate(saliency, disc).astype(np.float32, copy=False)
+        wide = cv2.resize(saliency, (width, height), interpolation=cv2.INTER_LINEAR).astype(
+            np.float32, copy=False
+        )
+        for region in frame.regions:
+            cut = pixels(region.box, image.shape)
+            x0, y0, x1, y1 = cut
+            wide[y0:y1, x0:x1][inside(region.box, BOUNDS[region.kind].shape, cut)] = 1
+        if given.mode == "soft":
+            wide, strong = wide**given.gamma, wide >= given.threshold
+            np.maximum(wide, given.opacity, out=wide, where=strong)
+        out = blend(image, frame.noise, wide, given.mode, threshold=given.threshold)
+        if self.tell:
+            small = cv2.resize(wide, saliency.shape[::-1], interpolation=cv2.INTER_AREA).astype(
+                np.float32, copy=False
+            )
+            self.tell(Explained(out, _bent(small, given.threshold), frame.maps))
+        how = "bridged" if frame.own is None else "found"
+        regions = (*_regions(saliency, given, how, image.shape), *frame.regions)
+        return Veiled(out[None], [regions], [float((wide >= given.threshold).mean())])
+
+
+def _regions(
+    saliency: Array, given: Selective, how: Literal["found", "bridged"], shape: tuple[int, ...]
+) -> Iterator[Region]:
+    """What is connected in the map, as boxes in pixels of the frame."""
+    hidden = (saliency >= given.threshold).astype(np.uint8)
+    count, _, stats, _ = cv2.connectedComponentsWithStats(hidden)
+    down, across = shape[0] / saliency.shape[0], shape[1] / saliency.shape[1]
+    for x, y, w, h, _ in stats[1:count].tolist():
+        box = x * across, y * down, (x + w) * across, (y + h) * down
+        yield Region(given.hide, box, float(saliency[y : y + h, x : x + w].max()), how, -1)
+
+
+def _grid(height: int, width: int) -> tuple[int, int]:
+    """Height and width of the grid for frames of this size."""
+    scale = min(1.0, GRID / max(height, width))
+    return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def _carried(values: Array, flow: Flow, image: Image) -> Array:
+    """A map taken along by a flow, which is in pixels of the image."""
+    h, w = values.shape
+    if flow.shape[:2] != values.shape:
+        flow = enlarge(flow, (h, w))
+    return warp(values, flow * np.float32([w / image.shape[1], h / image.shape[0]]), nearest=False)
+
+
+def _bent(values: Array, middle: float) -> Array:
+    """So that `middle` becomes 0.5, and 0 and 1 stay."""
+    return np.interp(values, (0, middle, 1), (0, 0.5, 1)).astype(np.float32)
+
+
+def _with_regions(images: Iterator[Image], kinds: Sequence[Kind]) -> Iterator[tuple[Image, Found]]:
+    """Each image with what detectors of all these kinds find in it."""
+    stream: Iterator[tuple[Image, Found]] = ((image, ()) for image in images)
+    for kind in kinds:
+        stream = _and(stream, kind)
+    return stream
+
+
+def _and(stream: Iterator[tuple[Image, Found]], kind: Kind) -> Iterator[tuple[Image, Found]]:
+    before: deque[Found] = deque()
+
+    def images() -> Iterator[Image]:
+        for image, found in stream:
+            before.append(found)
+            yield image
+
+    for image, found in followed(images(), kind):
+        yield image, before.popleft() + found
