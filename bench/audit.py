@@ -80,9 +80,10 @@ METHODS = {
     "blacken people": "blacken:region=person",
     "mask people": "mask:region=person",
     "noise 0.3": "noise:amount=0.3,seed=0",
-    "selective person": "selective:hide=person,also=none,seed=0",
-    "selective head": "selective:hide=face+hair,also=none,seed=0",
-    "selective person, iid": "selective:hide=person,also=none,carry=iid,seed=0",
+    "selective person": "selective:hide=person,also=none,levels=video,seed=0",
+    "selective head": "selective:hide=face+hair,also=none,levels=video,seed=0",
+    "selective person, iid": "selective:hide=person,also=none,levels=video,carry=iid,seed=0",
+    "selective person, hidden levels": "selective:hide=person,also=none,levels=hidden,seed=0",
 }
 SUITE = Suite(
     about="112 x 112 pixels; clips of 8 frames spread over the video",
@@ -242,8 +243,9 @@ def record(root: Path, path: Path) -> None:
     finder = make("blacken:region=person")
     looks, lengths, boxes, at = [], [], [], []
     for data in datasets(root).values():
-        for number, sample in enumerate(data.use.samples):
-            frames = square(data.use.frames(sample), SIZE)
+        samples = [(one, sample) for one in filter(None, (data.use, data.private)) for sample in one.samples]
+        for number, (one, sample) in enumerate(samples):
+            frames = square(one.frames(sample), SIZE)
             found = [regions for part in finder.stream([frames]) for regions in part.regions or ()]
             for frame, regions in enumerate(found):
                 boxes += [region.box for region in regions]
@@ -251,7 +253,7 @@ def record(root: Path, path: Path) -> None:
             looks.append(look(frames))
             lengths.append(len(frames))
             if number % 50 == 0:
-                print(f"{data.use.name}: {number} of {len(data.use.samples)}", flush=True)
+                print(f"{one.name}: {number} of {len(samples)}", flush=True)
     np.savez_compressed(
         path,
         looks=np.array(looks, np.float32),
@@ -401,8 +403,28 @@ def merge(folder: Path, output: Path) -> None:
                     settings={**parts[0].settings, "seeds": seeds},
                 )
             )
+        print(summary(joined))
         written = write(joined, output / protocol)
         print(json.dumps({"protocol": protocol, "methods": len(joined), "page": str(written.html)}))
+
+
+def summary(results: list[Result]) -> str:
+    """A line for each method: the use with and without training anew, the strongest attacker, and one who knows raw video only."""
+    lines = [
+        "| method | use, trained anew | use, trained on raw video | found by the strongest | found by who knows raw video | seeds |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for result in results:
+        cells = []
+        for role in ("utility", "leakage"):
+            rows = [row for row in result.rows if row.role == role]
+            old = [row for row in rows if row.knows == "raw"]
+            for some in (rows if role == "leakage" else [row for row in rows if row.knows == "adapted"], old):
+                best = max(some, key=lambda row: row.value, default=None)
+                low, high = (best.interval or best.spread) if best else (0, 0)
+                cells.append(f"{best.value:.3f} [{low:.3f}–{high:.3f}]" if best else "–")
+        lines.append(f"| {result.method} | {' | '.join(cells)} | {len(result.settings['seeds'])} |")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -139,12 +139,22 @@ def test_the_range_is_that_of_the_video_and_does_not_flicker():
         values = noise[..., channel]
         assert abs(values.min() - low) < 3 and abs(values.max() - high) < 3
         assert abs(values.mean() - (low + high) / 2) < 2
-    flashes = [np.full((32, 32, 3), value, np.uint8) for value in (0, 0, 90, 0, 90, 90, 90, 90)]
-    noise = noises(flashes, "static")
-    assert noise[0].max() == 16  # a black beginning gets noise as well
-    assert np.abs(np.diff(noise.astype(int), axis=0)).max() <= 1
+    assert noises([np.zeros((32, 32, 3), np.uint8)])[0].max() == 16  # a black beginning gets noise as well
     full = noises(frames, "recursive", "full")
     assert full.min() == 0 and full.max() == 255
+
+
+@pytest.mark.parametrize("carry", ["static", "recursive"])
+def test_the_range_follows_the_light_by_one_level_a_frame_and_jumps_in_a_cut_alone(carry):
+    still = view(SCENE, 0, 0, SIZE)[:48, :64]
+    lit = [(still * share).astype(np.uint8) for share in (0.3, 0.4, 0.45, 0.5, 0.55)]  # light comes on
+    noise = noises(lit, carry).astype(int)
+    steps = np.abs(np.diff(np.stack([noise.min((1, 2)), noise.max((1, 2))]), axis=1))
+    assert steps.max() == 1  # less than the light, which goes on by more than that
+    flash = [np.full((32, 32, 3), value, np.uint8) for value in (0, 0, 200, 200)]  # looks like a cut
+    noise = noises(flash, carry).astype(int)
+    assert [frame.max() for frame in noise[:2]] == [16, 16]
+    assert noise[2].max() > 100 and abs(noise[3].max() - noise[2].max()) <= 1
 
 
 def test_the_seed_decides_and_without_one_nothing_does():

@@ -460,13 +460,14 @@ def test_demo_ends_with_the_paths_of_what_it_made(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_length(tmp_path):
-    frames = sample(40, (320, 240))
+    """Of the path from file to file; what a method holds on to is tested with the method."""
+    frames = sample(20, (320, 240))
     peaks = []
-    for repeat in (3, 30):
+    for repeat in (4, 40):
         long = clips.video(tmp_path / f"{repeat}.mp4", (frame for _ in range(repeat) for frame in frames))
         code = (
             "import resource, sys, veil\n"
-            "veil.anonymize_video(sys.argv[1], sys.argv[2], report=sys.argv[3])\n"
+            "veil.anonymize_video(sys.argv[1], sys.argv[2], 'blacken:region=frame', report=sys.argv[3])\n"
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
         )
         arguments = [long, tmp_path / f"out{repeat}.mp4", tmp_path / f"r{repeat}.json"]

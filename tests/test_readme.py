@@ -32,6 +32,8 @@ def home(tmp_path_factory) -> Path:
     (home / "blurred").mkdir()
     (home / "blurred" / "one.mp4").write_bytes((home / "visit.mp4").read_bytes())
     (home / "recipes").symlink_to(ROOT / "recipes")
+    added = next(command for command in COMMANDS if command.startswith("veil template add"))
+    assert veil(*added.split()[1:], cwd=home, env={"XDG_DATA_HOME": str(home / "data")}).returncode == 0
     return home
 
 
@@ -48,7 +50,8 @@ TRAINING = ("veil audit", "veil train")
     "command", [c for c in COMMANDS if c.startswith("veil ") and not c.startswith(TRAINING)]
 )
 def test_command(command, home):
-    result = veil(*command.split()[1:], cwd=home)
+    data = home / ("new" if " template add " in command else "data")  # commands may run in any order
+    result = veil(*command.split()[1:], cwd=home, env={"XDG_DATA_HOME": str(data)})
     assert result.returncode == 0, result.stderr
 
 

@@ -43,7 +43,9 @@ class Veiled(NamedTuple):
 
     frames: Frames  # (T, H, W, 3)
     regions: list[tuple[Region, ...]] | None  # one entry a frame; None: the whole of every frame was changed
-    shares: list[float] | None = None  # of each frame, what was changed of it (0 to 1); None: its regions' boxes
+    shares: list[float] | None = (
+        None  # of each frame, what was changed of it (0 to 1); None: its regions' boxes
+    )
 
 
 class Explained(NamedTuple):
@@ -51,7 +53,9 @@ class Explained(NamedTuple):
 
     frame: npt.NDArray[np.uint8]  # (H, W, 3), after anonymization
     hidden: npt.NDArray[np.float32]  # (h, w) on a small grid over the frame: what was hidden, from 0.5 on
-    maps: Mapping[str, npt.NDArray[np.float32]] | None  # (h, w) of each thing looked for; None: was not looked at
+    maps: (
+        Mapping[str, npt.NDArray[np.float32]] | None
+    )  # (h, w) of each thing looked for; None: was not looked at
 
 
 class Anonymizer(ABC):

@@ -40,7 +40,7 @@ import numpy.typing as npt
 from veil.nn.flow import Estimator, Image, Motion, Motions, enlarge, grid, warp
 
 Carry = Literal["recursive", "eq4", "released", "iid", "static"]
-Levels = Literal["video", "full"]
+Range = Literal["video", "full"]
 Mode = Literal["hard", "soft"]
 Saliency = npt.NDArray[np.bool_] | npt.NDArray[np.float32]  # (H, W), from 0 to 1
 
@@ -56,17 +56,17 @@ class CarriedNoise:
     def __init__(
         self,
         carry: Carry = "recursive",
-        levels: Levels = "video",
+        levels: Range = "video",
         seed: int | None = None,
         estimator: Estimator | None = None,
     ):
-        for value, choice in ((carry, Carry), (levels, Levels)):
+        for value, choice in ((carry, Carry), (levels, Range)):
             if value not in get_args(choice):
                 raise ValueError(f"one of {', '.join(get_args(choice))} is needed, got {value!r}")
         self.motion: Motion | None = None  # of the newest frame; None for the first
         self._carry = carry
         self._motions = Motions(estimator)
-        self._levels = _Levels() if levels == "video" else None
+        self._levels = Levels() if levels == "video" else None
         self._dice = _Dice(seed)
         self._grains: _Grains | None = None
         self._first: Image | None = None
@@ -223,8 +223,8 @@ def _released(first: Image, motion: Motion) -> Image:
     return moved
 
 
-class _Levels:
-    """The range of the noise: mean ± standard deviation of the video so far, for each channel."""
+class Levels:
+    """The range of the noise: mean ± standard deviation of the video so far, or of what is hidden in it, for each channel."""
 
     LEAST = 16.0  # Paper: σ. Here: at least this, because noise in a video that begins black must show motion too.
     SAMPLE = 1 << 13  # pixels a frame
@@ -233,12 +233,18 @@ class _Levels:
         self._count, self._mean, self._square = 0, np.zeros(3), np.zeros(3)
         self._ends: npt.NDArray[np.float64] | None = None  # (2, 3): lowest and highest
 
-    def step(self, image: Image, cut: bool) -> _Levels:
-        """Take the next frame into account."""
+    def step(self, image: Image, cut: bool, hidden: npt.NDArray[np.bool_] | None = None) -> Levels:
+        """Take the next frame into account, or its `hidden` pixels ``(H, W)`` alone, if there are any."""
         # Paper: of the dataset. Here: of the frames so far, because a stream has no others; the range moves by at most
         # one level of 255 a frame, so that it does not flicker, and in a cut, where all noise is new, by any amount.
         stride = max(1, int((image.shape[0] * image.shape[1] / self.SAMPLE) ** 0.5))
-        mean, std = (v[:, 0] for v in cv2.meanStdDev(np.ascontiguousarray(image[::stride, ::stride])))
+        some = np.ascontiguousarray(image[::stride, ::stride])
+        mask = None if hidden is None else np.ascontiguousarray(hidden[::stride, ::stride]).view(np.uint8)
+        if mask is not None and not mask.any():
+            if self._ends is not None:
+                return self
+            mask = None
+        mean, std = (v[:, 0] for v in cv2.meanStdDev(some, mask=mask))
         self._count += 1
         self._mean += (mean - self._mean) / self._count
         self._square += (std**2 + mean**2 - self._square) / self._count

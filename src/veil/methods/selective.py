@@ -18,10 +18,11 @@ key frame, M the flow's way from frame to frame and d the memory::
 
     forth(t)  = max(m(t), d M forth(t-1))  at key frames,    M forth(t-1)     between them
     back(t)   = m(t)                       at key frames,    M⁻¹ back(t+1)    between them
-    s(t)      = max(forth(t), back(t)),    at key frames max(forth(t), d M⁻¹ back(t+1))
+    s(t)      = max(forth(t), back(t)),    at key frames max(forth(t), d M⁻¹ back(t+1), min(M forth(t-1), M⁻¹ back(t+1)))
 
-so that what appears between two key frames is hidden from the first of them on, and what the network misses once is
-hidden still. A frame leaves when the next key frame has been looked at.
+so that what appears between two key frames is hidden from the first of them on, and what the network misses once, while
+it is there before and after, is hidden still, however faint it was; where a scene begins or ends, one of the two does.
+A frame leaves when the next key frame has been looked at.
 """
 
 from __future__ import annotations
@@ -69,10 +70,12 @@ class Selective(Anonymizer):
             "descriptor": "dino-s8",
             "mode": "soft",
             "carry": "eq4",
+            "levels": "video",
             "aggregate": "mean",
             "every": 1,
             "memory": 0.0,
             "grow": 0.0,
+            "fill": 0.0,
         }
     }
 
@@ -87,7 +90,10 @@ class Selective(Anonymizer):
         Mode, Field(description="hard: nothing is left inside; soft: mixed by saliency, as in the paper")
     ] = "hard"
     carry: Annotated[Carry, Field(description="how the noise moves")] = "recursive"
-    levels: Annotated[Levels, Field(description="range of the noise: that of the video, or all")] = "video"
+    levels: Annotated[
+        Literal["hidden", "video", "full"],
+        Field(description="range of the noise: that of what is hidden, of the whole video, or all there is"),
+    ] = "hidden"
     threshold: Annotated[
         float,
         Field(gt=0, lt=1, description="from where on a map hides; 0.5 is as measured, lower hides more"),
@@ -95,6 +101,14 @@ class Selective(Anonymizer):
     grow: Annotated[
         float, Field(ge=0, le=0.2, description="grow what is hidden by this share of the longer side")
     ] = 0.008
+    fill: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=0.2,
+            description="fill holes and gaps in what is hidden up to this share of the longer side",
+        ),
+    ] = 0.04
     every: Annotated[int, Field(ge=1, le=32, description="look at one frame in so many")] = 4
     memory: Annotated[
         float,
@@ -184,6 +198,9 @@ class _Looking:
     def __call__(self, image: Image, grid: tuple[int, int]) -> dict[str, Array]:
         """A map ``grid`` for each thing that is looked for, from 0 to 1."""
         found: dict[str, Array] = {}
+        if _of_one_colour(image):  # which the networks were never shown, and see people in
+            named = [*self.parts, *(template.name for template in self.templates)]
+            return {name: np.zeros(grid, np.float32) for name in named}
         if self.parts:
             network = part_network.parts()
             raw = _part_maps(network, image, self.parts, grid, self.tiles)
@@ -233,7 +250,7 @@ def _part_maps(
 
 def _pieces(side: int, count: int) -> list[tuple[int, int]]:
     """Where to cut an axis into so many pieces that overlap by a fifth of themselves."""
-    length = min(side, round(side / (0.8 * count + 0.2)))
+    length = max(1, round(side / (0.8 * count + 0.2)))
     return [
         (begin, begin + length) for begin in (round(i * (side - length) / (count - 1)) for i in range(count))
     ]
@@ -248,6 +265,7 @@ class _Frame:
     regions: Found  # by detectors
     motion: Motion | None  # from the frame before; None where a video or a scene begins
     forth: Array  # (h, w)
+    came: Array | None = None  # (h, w), where it was looked at, what it would have been else; None: a scene begins
     own: Array | None = None  # (h, w), its map, where it was looked at
     maps: dict[str, Array] | None = None  # what that was made of
 
@@ -257,7 +275,8 @@ class _Obfuscation:
 
     def __init__(self, given: Selective, looking: _Looking, tell: Tell | None):
         self.given, self.looking, self.tell = given, looking, tell
-        self.noise = CarriedNoise(given.carry, given.levels, given.seed, Dis(given.flow))
+        self.noise = CarriedNoise(given.carry, "full", given.seed, Dis(given.flow))
+        self.levels = None if given.levels == "full" else Levels()
         self.waiting: list[_Frame] = []  # of one scene, from the last key frame on
 
     def run(self, seen: Iterator[tuple[Image, Found]]) -> Iterator[Veiled]:
@@ -285,6 +304,7 @@ class _Obfuscation:
     def _look(self, frame: _Frame) -> None:
         frame.maps = self.looking(frame.image, frame.forth.shape)
         frame.own = self.looking.combined(frame.maps)
+        frame.came = None if frame.motion is None else frame.forth
         frame.forth = np.maximum(frame.own, self.given.memory * frame.forth)
 
     def _give(self) -> Iterator[Veiled]:
@@ -294,8 +314,7 @@ class _Obfuscation:
         for frame in reversed(before):
             assert back is not None and after.motion is not None
             back = _carried(back, after.motion.forward, frame.image)
-            share = 1.0 if frame.own is None else self.given.memory
-            done.append((frame, np.maximum(frame.forth, share * back)))
+            done.append((frame, self._both(frame, back)))
             after = frame
         self.waiting = [last]
         for frame, saliency in reversed(done):
@@ -310,14 +329,23 @@ class _Obfuscation:
             self._look(last)
         yield from self._give()
         self.waiting = []
-        yield self._hidden(last, last.forth)
+        yield self._hidden(last, self._both(last, None))
+
+    def _both(self, frame: _Frame, back: Array | None) -> Array:
+        """The map of a frame, of what was carried forth to it, and back from the next look unless its scene ends here."""
+        memory, came = self.given.memory, frame.came
+        if back is not None and frame.own is None:
+            return np.maximum(frame.forth, back)
+        found = frame.forth if back is None else np.maximum(frame.forth, memory * back)
+        sides = [side for side in (came, back) if side is not None]
+        if not memory or not sides:
+            return found
+        return np.maximum(found, np.minimum.reduce(sides))
 
     def _hidden(self, frame: _Frame, saliency: Array) -> Veiled:
         given, image = self.given, frame.image
         height, width = image.shape[:2]
-        if reach := round(given.grow * max(saliency.shape)):
-            disc = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * reach + 1, 2 * reach + 1))
-            saliency = cv2.dilate(saliency, disc).astype(np.float32, copy=False)
+        saliency = _spread_out(saliency, given.fill, given.grow)
         wide = cv2.resize(saliency, (width, height), interpolation=cv2.INTER_LINEAR).astype(
             np.float32, copy=False
         )
@@ -325,10 +353,14 @@ class _Obfuscation:
             cut = pixels(region.box, image.shape)
             x0, y0, x1, y1 = cut
             wide[y0:y1, x0:x1][inside(region.box, BOUNDS[region.kind].shape, cut)] = 1
+        hidden, noise = wide >= given.threshold, frame.noise
+        if self.levels is not None:
+            where = hidden if given.levels == "hidden" else None
+            noise = self.levels.step(image, frame.motion is None, where)(noise)
         if given.mode == "soft":
-            wide, strong = wide**given.gamma, wide >= given.threshold
-            np.maximum(wide, given.opacity, out=wide, where=strong)
-        out = blend(image, frame.noise, wide, given.mode, threshold=given.threshold)
+            wide = wide**given.gamma
+            np.maximum(wide, given.opacity, out=wide, where=hidden)
+        out = blend(image, noise, wide, given.mode, threshold=given.threshold)
         if self.tell:
             small = cv2.resize(wide, saliency.shape[::-1], interpolation=cv2.INTER_AREA).astype(
                 np.float32, copy=False
@@ -336,7 +368,7 @@ class _Obfuscation:
             self.tell(Explained(out, _bent(small, given.threshold), frame.maps))
         how = "bridged" if frame.own is None else "found"
         regions = (*_regions(saliency, given, how, image.shape), *frame.regions)
-        return Veiled(out[None], [regions], [float((wide >= given.threshold).mean())])
+        return Veiled(out[None], [regions], [float(hidden.mean())])
 
 
 def _regions(
@@ -351,6 +383,24 @@ def _regions(
         yield Region(given.hide, box, float(saliency[y : y + h, x : x + w].max()), how, -1)
 
 
+def _spread_out(saliency: Array, fill: float, grow: float) -> Array:
+    """The map with gaps up to `fill` closed and edges moved outwards by `grow`, as shares of its longer side."""
+    h, w = saliency.shape
+    if reach := round(fill * max(h, w) / 4):  # at half the size, where a large disc is cheap
+        half = cv2.resize(saliency, (-(-w // 2), -(-h // 2)), interpolation=cv2.INTER_AREA)
+        closed = cv2.morphologyEx(half, cv2.MORPH_CLOSE, _disc(reach))
+        closed = cv2.resize(closed, (w, h), interpolation=cv2.INTER_LINEAR)
+        saliency = np.maximum(saliency, closed).astype(np.float32, copy=False)
+    if reach := round(grow * max(h, w)):
+        saliency = cv2.dilate(saliency, _disc(reach)).astype(np.float32, copy=False)
+    return saliency
+
+
+def _disc(radius: int) -> npt.NDArray[np.uint8]:
+    side = 2 * radius + 1
+    return cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (side, side)).astype(np.uint8, copy=False)
+
+
 def _grid(height: int, width: int) -> tuple[int, int]:
     """Height and width of the grid for frames of this size."""
     scale = min(1.0, GRID / max(height, width))
@@ -362,7 +412,12 @@ def _carried(values: Array, flow: Flow, image: Image) -> Array:
     h, w = values.shape
     if flow.shape[:2] != values.shape:
         flow = enlarge(flow, (h, w))
-    return warp(values, flow * np.float32([w / image.shape[1], h / image.shape[0]]), nearest=False)
+    return warp(values, flow * np.array([w / image.shape[1], h / image.shape[0]], np.float32), nearest=False)
+
+
+def _of_one_colour(image: Image) -> bool:
+    """Whether there is nothing to see: a difference of one level, in one pixel, is something."""
+    return bool((image[0] == image[0, 0]).all() and (image == image[0, 0]).all())
 
 
 def _bent(values: Array, middle: float) -> Array:
