@@ -170,7 +170,9 @@ def test_the_seed_decides_and_without_one_nothing_does(monkeypatch):
     looks(monkeypatch, lambda image, grid: MASK)
     frames = still(4)
     free = {"also": "none", "grow": 0.0, "fill": 0.0}
-    assert np.array_equal(through("selective:seed=7", frames, **free), through("selective:seed=7", frames, **free))
+    assert np.array_equal(
+        through("selective:seed=7", frames, **free), through("selective:seed=7", frames, **free)
+    )
     nobody_knows = make("selective", **free)
     outs = [
         *(np.concatenate([v.frames for v in nobody_knows.stream([frames])]) for _ in range(2)),
@@ -195,7 +197,8 @@ def test_motion_survives(monkeypatch):
         places.append((x, y))
 
     def square(image, grid):
-        (x, y), found = places[next(t for t, f in enumerate(frames) if np.array_equal(f, image))], np.zeros(grid)
+        now = next(t for t, frame in enumerate(frames) if np.array_equal(frame, image))
+        (x, y), found = places[now], np.zeros(grid)
         found[y : y + 70, x : x + 70] = 1
         return found
 
@@ -207,7 +210,8 @@ def test_motion_survives(monkeypatch):
         for t in (3, 6, 9, 11):
             forward, _ = estimator.between(out[t], out[t + 1])
             x, y = places[t]
-            errors.append(np.linalg.norm(forward - np.float32([2, 1]), axis=-1)[y + 8 : y + 62, x + 8 : x + 62])
+            inner = forward[y + 8 : y + 62, x + 8 : x + 62]
+            errors.append(np.linalg.norm(inner - np.array([2, 1]), axis=-1))
         error[carry] = np.median(errors)
     assert error["iid"] > 3 * error["recursive"] and error["eq4"] > 1.5 * error["recursive"], error
 
@@ -232,11 +236,37 @@ def test_both_sides_of_a_cut_are_hidden():
 def test_who_appears_between_two_looks_is_hidden_from_the_first_frame(first, speed):
     background = landscape()
     places = {t: 30 + speed * (t - first) for t in range(first, 20)}
-    frames = np.stack([with_portrait(background, places[t]) if t in places else background for t in range(20)])
+    frames = np.stack(
+        [with_portrait(background, places[t]) if t in places else background for t in range(20)]
+    )
     assert not told("selective:also=none", background[None])[0][0]  # nobody is seen without the person
     hidden = changed(through("selective:also=none,every=8,seed=0", frames), frames)
     for t, x in places.items():
         assert hidden[t][face_at(x)].mean() > 0.97, t
+
+
+@pytest.mark.parametrize("first", [4, 5, 6])
+def test_who_appears_just_before_a_cut_is_hidden(first):
+    """The last frame of a scene is looked at, whenever the look before was."""
+    background, other = landscape(1), 255 - landscape(8)
+    frames = np.stack(
+        [background] * first
+        + [with_portrait(background, 60)] * (7 - first)
+        + [other, with_portrait(other, 20)]
+    )
+    hidden = changed(through("selective:also=none,seed=0", frames), frames)
+    assert all(hidden[t][face_at(60)].mean() > 0.97 for t in range(first, 7))
+    assert hidden[8][face_at(20)].mean() > 0.97  # and so is the last of the video
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_who_is_there_between_two_looks_only_is_hidden(length):
+    """So much comes into sight at once that the frame is looked at."""
+    background = landscape()
+    shown = range(5, 5 + length)
+    frames = np.stack([with_portrait(background, 60) if t in shown else background for t in range(12)])
+    hidden = changed(through("selective:also=none,every=8,seed=0", frames), frames)
+    assert all(hidden[t][face_at(60)].mean() > 0.97 for t in shown)
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -266,19 +296,20 @@ def test_what_has_left_is_shown_again(monkeypatch):
 def test_what_it_holds_on_to_does_not_grow(also):
     alive: list[int] = []
     held: weakref.WeakSet = weakref.WeakSet()
+    background = landscape()
 
     class Window(np.ndarray):
         __hash__ = object.__hash__  # type: ignore[assignment]
 
     def windows():
-        for t in range(60):
-            frame = with_portrait(landscape(), 20 + t).view(Window)[None]
+        for t in range(48):
+            frame = with_portrait(background, 20 + t).view(Window)[None]
             held.add(frame.base if isinstance(frame.base, Window) else frame)
             alive.append(len(held))
             yield frame
 
     count = sum(len(veiled.frames) for veiled in make("selective", also=also, every=4).stream(windows()))
-    assert count == 60 and max(alive[:30]) == max(alive) < 32
+    assert count == 48 and max(alive[:32]) == max(alive) < 32
 
 
 # Any video
@@ -351,10 +382,12 @@ def test_a_template_of_another_descriptor(tmp_path, monkeypatch):
     badge = templates.add("badge", data.astronaut(), [(170, 385)])
     make("selective:hide=badge+face")
     templates._write(dataclasses.replace(badge, descriptor="dino-s8"), overwrite=True)
-    with pytest.raises(VeilError, match="'badge' was made with the descriptor dino-s8, not with lite0: use that one"):
+    with pytest.raises(
+        VeilError, match="'badge' was made with the descriptor dino-s8, not with lite0: use that one"
+    ):
         make("selective:hide=badge+face")
     templates._write(dataclasses.replace(badge, fingerprint="0" * 16), overwrite=True)
-    with pytest.raises(VeilError, match="made with other weights of lite0 .* make the template anew"):
+    with pytest.raises(VeilError, match=r"made with other weights of lite0 .* make the template anew"):
         make("selective:hide=badge+face")
 
 
@@ -362,7 +395,9 @@ def test_without_its_weights_a_descriptor_says_how_to_get_them(tmp_path, monkeyp
     monkeypatch.setenv(weights.FOLDER_VARIABLE, "")
     for name in ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"):
         monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setattr(dense, "descriptor", dense.descriptor.__wrapped__)  # what others loaded does not count
+    monkeypatch.setattr(
+        dense, "descriptor", dense.descriptor.__wrapped__
+    )  # what others loaded does not count
     remedy = "hf download timm/vit_small_patch8_224.dino model.safetensors.*VEIL_WEIGHTS"
     for spec in ("selective:hide=eyes,descriptor=dino-s8", "selective:paper"):
         with pytest.raises(VeilError, match=remedy):
@@ -421,6 +456,7 @@ def test_explained_tells_each_frame_in_order_and_maps_where_it_looked(every):
 
 
 @needs_shared
+@pytest.mark.slow
 def test_nobody_is_recognised(tmp_path: Path):
     """Faces that dlib's embedding knows in the original, each of them, and none in what the default method made."""
     pytest.importorskip("dlib", reason="the extra 'faces' is not installed")
@@ -440,6 +476,6 @@ def test_nobody_is_recognised(tmp_path: Path):
     embed = faces.FaceEmbedder()
     gallery = read_gallery(SHARED / "faces", embed)
     veil.anonymize_video(tmp_path / "raw.mkv", tmp_path / "veiled.mp4")
-    found = compare_folders(tmp_path / "raw.mkv", tmp_path / "veiled.mp4", gallery, embed, every=13)
-    assert found.raw.probes == found.raw.recognised >= 4 and found.raw.frames_recognised == 4
+    found = compare_folders(tmp_path / "raw.mkv", tmp_path / "veiled.mp4", gallery, embed, every=20)
+    assert found.raw.probes == found.raw.recognised >= 4 and found.raw.frames_recognised == 2
     assert found.anonymized.probes >= 4 and found.anonymized.recognised == 0 and found.unchanged == 0

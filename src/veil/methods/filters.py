@@ -213,11 +213,12 @@ def followed(
     margin: float | None = None,
     threshold: float | None = None,
     name: str | None = None,
+    every: int = Look.every,
 ) -> Iterator[tuple[Image, tuple[Region, ...]]]:
     """Each image with its regions of that kind, grown; None: as `BOUNDS` and the default detector have it."""
     margin = BOUNDS[kind].margin if margin is None else margin
     threshold = BOUNDS[kind].threshold if threshold is None else threshold
-    look = Look(confirm=threshold, keep=0.6 * threshold)
+    look = Look(confirm=threshold, keep=0.6 * threshold, every=every)
     for image, regions in follow(images, detector(kind, name), kind, look):
         grown = (region._replace(box=_grown(region.box, margin)) for region in regions)
         yield image, tuple(region for region in grown if _shows(region.box, image.shape))

@@ -229,7 +229,8 @@ class Levels:
     LEAST = 16.0  # Paper: σ. Here: at least this, because noise in a video that begins black must show motion too.
     SAMPLE = 1 << 13  # pixels a frame
 
-    def __init__(self) -> None:
+    def __init__(self, contrast: float = 1.0) -> None:
+        self._contrast = contrast  # of σ
         self._count, self._mean, self._square = 0, np.zeros(3), np.zeros(3)
         self._ends: npt.NDArray[np.float64] | None = None  # (2, 3): lowest and highest
 
@@ -248,7 +249,8 @@ class Levels:
         self._count += 1
         self._mean += (mean - self._mean) / self._count
         self._square += (std**2 + mean**2 - self._square) / self._count
-        half = np.maximum(np.sqrt(np.maximum(self._square - self._mean**2, 0)), self.LEAST)
+        sigma = np.sqrt(np.maximum(self._square - self._mean**2, 0))
+        half = np.maximum(self._contrast * sigma, self.LEAST)
         ends = np.clip(np.rint([self._mean - half, self._mean + half]), 0, 255)
         if self._ends is not None and not cut:
             ends = np.clip(ends, self._ends - 1, self._ends + 1)

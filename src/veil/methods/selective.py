@@ -13,8 +13,8 @@ that comes with Veil (`veil.nn.parts`); any other name is a template, compared b
 serves them all, a map is bent such that 0.5 is where it starts to count. Faces and people that a detector finds
 (`also`) are hidden as well.
 
-*When.* Every `every`-th frame is looked at (a key frame), as are both sides of a cut and the last one. With m the map of a
-key frame, M the flow's way from frame to frame and d the memory::
+*When.* Every `every`-th frame is looked at (a key frame), as are both sides of a cut, the last one, and one of which more
+than a tenth came into sight. With m the map of a key frame, M the flow's way from frame to frame and d the memory::
 
     forth(t)  = max(m(t), d M forth(t-1))  at key frames,    M forth(t-1)     between them
     back(t)   = m(t)                       at key frames,    M⁻¹ back(t+1)    between them
@@ -55,6 +55,8 @@ Found = tuple[Region, ...]
 Tell = Callable[[Explained], None]
 
 GRID = 256  # the longer side of the grid on which maps are held
+DETECTING = 8  # a detector looks at one frame in so many: the part network finds most of what it finds
+SURPRISE = 0.1  # of a frame: where so much was not to be seen before, it is looked at
 TARGETING = 24  # frames in which the best match of a template is looked for
 
 
@@ -265,7 +267,7 @@ class _Frame:
     regions: Found  # by detectors
     motion: Motion | None  # from the frame before; None where a video or a scene begins
     forth: Array  # (h, w)
-    came: Array | None = None  # (h, w), where it was looked at, what it would have been else; None: a scene begins
+    came: Array | None = None  # (h, w), what was carried to it; None: a scene begins
     own: Array | None = None  # (h, w), its map, where it was looked at
     maps: dict[str, Array] | None = None  # what that was made of
 
@@ -276,7 +278,7 @@ class _Obfuscation:
     def __init__(self, given: Selective, looking: _Looking, tell: Tell | None):
         self.given, self.looking, self.tell = given, looking, tell
         self.noise = CarriedNoise(given.carry, "full", given.seed, Dis(given.flow))
-        self.levels = None if given.levels == "full" else Levels()
+        self.levels = None if given.levels == "full" else Levels(given.contrast)
         self.waiting: list[_Frame] = []  # of one scene, from the last key frame on
 
     def run(self, seen: Iterator[tuple[Image, Found]]) -> Iterator[Veiled]:
@@ -296,7 +298,8 @@ class _Obfuscation:
                     image, noise, regions, motion, _carried(self.waiting[-1].forth, motion.back, image)
                 )
             self.waiting.append(frame)
-            if frame.motion is None or len(self.waiting) > self.given.every:
+            due = len(self.waiting) > self.given.every
+            if frame.motion is None or due or frame.motion.lost.mean() > SURPRISE:
                 self._look(frame)
                 yield from self._give()
         yield from self._end()
@@ -441,5 +444,5 @@ def _and(stream: Iterator[tuple[Image, Found]], kind: Kind) -> Iterator[tuple[Im
             before.append(found)
             yield image
 
-    for image, found in followed(images(), kind):
+    for image, found in followed(images(), kind, every=DETECTING):
         yield image, before.popleft() + found
