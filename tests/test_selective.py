@@ -233,7 +233,8 @@ def test_both_sides_of_a_cut_are_hidden():
 
 @pytest.mark.parametrize("speed", [0, 3])
 @pytest.mark.parametrize("first", [1, 5, 7])
-def test_who_appears_between_two_looks_is_hidden_from_the_first_frame(first, speed):
+def test_who_appears_between_two_looks_is_hidden_from_the_first_frame(first, speed, monkeypatch):
+    monkeypatch.setattr(selective, "SURPRISE", 1.0)  # by what the next look tells alone
     background = landscape()
     places = {t: 30 + speed * (t - first) for t in range(first, 20)}
     frames = np.stack(
@@ -246,8 +247,9 @@ def test_who_appears_between_two_looks_is_hidden_from_the_first_frame(first, spe
 
 
 @pytest.mark.parametrize("first", [4, 5, 6])
-def test_who_appears_just_before_a_cut_is_hidden(first):
+def test_who_appears_just_before_a_cut_is_hidden(first, monkeypatch):
     """The last frame of a scene is looked at, whenever the look before was."""
+    monkeypatch.setattr(selective, "SURPRISE", 1.0)
     background, other = landscape(1), 255 - landscape(8)
     frames = np.stack(
         [background] * first

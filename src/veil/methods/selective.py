@@ -46,7 +46,7 @@ from veil.methods.filters import BOUNDS, CHECKED, followed, inside, pixels
 from veil.methods.noise import CarriedNoise, Carry, Levels, Mode, blend
 from veil.nn import dense
 from veil.nn import parts as part_network
-from veil.nn.flow import Dis, Flow, Motion, Speed, enlarge, warp
+from veil.nn.flow import By, Flow, Motion, enlarge, estimator, warp
 from veil.nn.people import Kind
 from veil.nn.tracks import Image
 
@@ -70,6 +70,7 @@ class Selective(Anonymizer):
             "also": "none",
             "parts": False,
             "descriptor": "dino-s8",
+            "flow": "raft-large",
             "mode": "soft",
             "carry": "eq4",
             "levels": "video",
@@ -96,6 +97,9 @@ class Selective(Anonymizer):
         Literal["hidden", "video", "full"],
         Field(description="range of the noise: that of what is hidden, of the whole video, or all there is"),
     ] = "hidden"
+    contrast: Annotated[
+        float, Field(gt=0, le=4, description="half the range, in standard deviations (1 in the paper)")
+    ] = 1.0
     threshold: Annotated[
         float,
         Field(gt=0, lt=1, description="from where on a map hides; 0.5 is as measured, lower hides more"),
@@ -132,7 +136,9 @@ class Selective(Anonymizer):
     opacity: Annotated[
         float, Field(ge=0, le=1, description="soft: at least so much noise, from the threshold on")
     ] = 0.0
-    flow: Annotated[Speed, Field(description="how carefully motion is measured")] = "fast"
+    flow: Annotated[
+        By, Field(description="how motion is measured: by DIS, or by RAFT, which needs weights and a GPU")
+    ] = "fast"
     seed: Annotated[
         int | None,
         Field(ge=0, description="makes an experiment repeatable, and the noise known [nobody knows it]"),
@@ -277,7 +283,7 @@ class _Obfuscation:
 
     def __init__(self, given: Selective, looking: _Looking, tell: Tell | None):
         self.given, self.looking, self.tell = given, looking, tell
-        self.noise = CarriedNoise(given.carry, "full", given.seed, Dis(given.flow))
+        self.noise = CarriedNoise(given.carry, "full", given.seed, estimator(given.flow))
         self.levels = None if given.levels == "full" else Levels(given.contrast)
         self.waiting: list[_Frame] = []  # of one scene, from the last key frame on
 

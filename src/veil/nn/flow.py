@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from veil.core import VeilError
+from veil.nn import weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +40,7 @@ Flow = npt.NDArray[np.float32]  # (h, w, 2): x and y displacement in pixels of t
 Flows = npt.NDArray[np.float32]  # (N, h, w, 2)
 Mask = npt.NDArray[np.bool_]  # (h, w)
 Speed = Literal["fast", "medium", "fine"]
+By = Literal["fast", "medium", "fine", "raft-small", "raft-large"]
 
 
 @cache
@@ -115,6 +117,20 @@ class Dis:
     def between(self, before: Grey, after: Grey) -> tuple[Flow, Flow]:
         """See `Estimator.between`."""
         return _calc(self._dis, before, after), _calc(self._dis, after, before)
+
+
+@cache
+def _raft(name: str) -> Raft:
+    import torch
+
+    known = ("raft_large",) if name == "raft-large" else ("raft_small", "raft_small_princeton")
+    file = next((path for one in known if (path := weights.look_up(one))), None)
+    return Raft(file or weights.find(known[0]), "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def estimator(name: By) -> Estimator:
+    """The estimator of that name: DIS in one of three speeds, or RAFT, on a GPU where there is one."""
+    return _raft(name) if name.startswith("raft") else Dis(name)  # type: ignore[arg-type]
 
 
 class Motion(NamedTuple):
@@ -211,18 +227,18 @@ class Raft:
     the last flow is brought to full size. On a GPU it computes in 16 bits.
     """
 
-    def __init__(self, weights: Path, device: str = "cpu", *, longest: int = 640, updates: int = 12):
+    def __init__(self, file: Path, device: str = "cpu", *, longest: int = 640, updates: int = 12):
         import torch
         from torchvision.models import optical_flow
 
-        state = read_raft(weights)
+        state = read_raft(file)
         large = any(name.startswith("mask_predictor.") for name in state)
         net = (optical_flow.raft_large if large else optical_flow.raft_small)(weights=None)
         try:
             net.load_state_dict(state)
         except RuntimeError as error:
             raise VeilError(
-                f"{weights} holds no weights of RAFT: {str(error).splitlines()[1].strip()}"
+                f"{file} holds no weights of RAFT: {str(error).splitlines()[1].strip()}"
             ) from error
         self._net = net.eval().requires_grad_(False).to(device)
         self.device, self.longest, self.updates = device, longest, updates
