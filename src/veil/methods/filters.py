@@ -29,7 +29,7 @@ from pydantic.dataclasses import dataclass
 
 from veil.core import Anonymizer, Box, Frames, Region, Veiled
 from veil.nn.people import Kind, detector
-from veil.nn.tracks import Image, Look, follow
+from veil.nn.tracks import Detection, Detector, Image, Look, follow
 
 Where = Literal["face", "person", "frame"]
 
@@ -214,14 +214,42 @@ def followed(
     threshold: float | None = None,
     name: str | None = None,
     every: int = Look.every,
+    longest: int | None = None,
 ) -> Iterator[tuple[Image, tuple[Region, ...]]]:
-    """Each image with its regions of that kind, grown; None: as `BOUNDS` and the default detector have it."""
+    """Each image with its regions of that kind, grown; None: as `BOUNDS` and the default detector have it.
+
+    ``every``: see `Look`; ``longest``: the detector is shown images whose longer side is at most so long.
+    """
     margin = BOUNDS[kind].margin if margin is None else margin
     threshold = BOUNDS[kind].threshold if threshold is None else threshold
     look = Look(confirm=threshold, keep=0.6 * threshold, every=every)
-    for image, regions in follow(images, detector(kind, name), kind, look):
+    find = detector(kind, name)
+    if longest is not None:
+        find = _Smaller(find, longest)
+    for image, regions in follow(images, find, kind, look):
         grown = (region._replace(box=_grown(region.box, margin)) for region in regions)
         yield image, tuple(region for region in grown if _shows(region.box, image.shape))
+
+
+class _Smaller:
+    """A detector that is shown smaller images: the first one, which is whole, tells how much smaller."""
+
+    def __init__(self, find: Detector, longest: int):
+        self.local, self._find, self._longest = find.local, find, longest
+        self._scale: float | None = None
+
+    def __call__(self, image: Image) -> list[Detection]:
+        if self._scale is None:
+            self._scale = min(1.0, self._longest / max(image.shape[:2]))
+        if self._scale == 1:
+            return self._find(image)
+        height, width = (max(1, round(side * self._scale)) for side in image.shape[:2])
+        small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA).astype(np.uint8, copy=False)
+        across, down = image.shape[1] / width, image.shape[0] / height
+        return [
+            Detection((x0 * across, y0 * down, x1 * across, y1 * down), score)
+            for (x0, y0, x1, y1), score in self._find(small)
+        ]
 
 
 def _blocks(image: Image, side: int) -> Image:

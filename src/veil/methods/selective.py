@@ -31,6 +31,7 @@ import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -57,6 +58,8 @@ Tell = Callable[[Explained], None]
 GRID = 256  # the longer side of the grid on which maps are held
 DETECTING = 8  # a detector looks at one frame in so many: the part network finds most of what it finds
 SURPRISE = 0.1  # of a frame: where so much was not to be seen before, it is looked at
+DETECTED = 320  # pixels of the longer side at which it does
+AHEAD = 4  # frames whose noise is made while others are looked at
 TARGETING = 24  # frames in which the best match of a template is looked for
 
 
@@ -293,8 +296,7 @@ class _Obfuscation:
             first = list(itertools.islice(seen, TARGETING))
             self.looking = self.looking.targeted(image for image, _ in first)
             seen = itertools.chain(first, seen)
-        for image, regions in seen:
-            noise, motion = self.noise.step(image), self.noise.motion
+        for image, regions, noise, motion in self._moving(seen):
             if motion is None or motion.cut:
                 yield from self._end()
                 size = image.shape[:2]
@@ -309,6 +311,28 @@ class _Obfuscation:
                 self._look(frame)
                 yield from self._give()
         yield from self._end()
+
+    def _moving(
+        self, seen: Iterator[tuple[Image, Found]]
+    ) -> Iterator[tuple[Image, Found, Image, Motion | None]]:
+        """Each frame with its noise and its motion, which another thread finds a few frames ahead."""
+
+        def step(image: Image) -> tuple[Image, Motion | None]:
+            return self.noise.step(image), self.noise.motion
+
+        ahead: deque[tuple[Image, Found, Future[tuple[Image, Motion | None]]]] = deque()
+        pool = ThreadPoolExecutor(1, "veil-noise")
+        try:
+            for image, regions in seen:
+                ahead.append((image, regions, pool.submit(step, image)))
+                if len(ahead) > AHEAD:
+                    image, regions, found = ahead.popleft()
+                    yield image, regions, *found.result()
+            while ahead:
+                image, regions, found = ahead.popleft()
+                yield image, regions, *found.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _look(self, frame: _Frame) -> None:
         frame.maps = self.looking(frame.image, frame.forth.shape)
@@ -430,8 +454,9 @@ def _of_one_colour(image: Image) -> bool:
 
 
 def _bent(values: Array, middle: float) -> Array:
-    """So that `middle` becomes 0.5, and 0 and 1 stay."""
-    return np.interp(values, (0, middle, 1), (0, 0.5, 1)).astype(np.float32)
+    """So that `middle` becomes 0.5, and 0 and 1 stay: two straight lines."""
+    either = np.minimum if middle <= 0.5 else np.maximum
+    return either(values * np.float32(0.5 / middle), (values - 1) * np.float32(0.5 / (1 - middle)) + 1)
 
 
 def _with_regions(images: Iterator[Image], kinds: Sequence[Kind]) -> Iterator[tuple[Image, Found]]:
@@ -450,5 +475,5 @@ def _and(stream: Iterator[tuple[Image, Found]], kind: Kind) -> Iterator[tuple[Im
             before.append(found)
             yield image
 
-    for image, found in followed(images(), kind, every=DETECTING):
+    for image, found in followed(images(), kind, every=DETECTING, longest=DETECTED):
         yield image, before.popleft() + found
