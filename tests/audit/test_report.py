@@ -495,3 +495,12 @@ def test_text_stands_out_in_light_and_dark():
         for ink, ground in pairs:
             high, low = sorted((luminance(colours[ink]), luminance(colours[ground])), reverse=True)
             assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, ground)
+
+
+def test_without_an_interval_a_value_near_chance_is_at_chance():
+    def row(value: float, n: int) -> Row:
+        return Row(
+            "leakage", "face", "face embedding", "embedding", "8-bit", "gallery", "rank-1", (value,), 0.5, n
+        )
+
+    assert row(0.55, 42).at_chance and not row(0.55, 4200).at_chance and not row(0.95, 42).at_chance

@@ -67,9 +67,12 @@ class Row:
 
     @property
     def at_chance(self) -> bool:
-        """Whether chance lies within the interval, or above it."""
-        low = self.interval[0] if self.interval else self.spread[0]
-        return low <= self.chance
+        """Whether chance lies within the interval, or above it; without one (a single video), within Wilson's for n."""
+        if self.interval:
+            return self.interval[0] <= self.chance
+        z, value, n = 1.96, self.spread[0], max(1, self.n)
+        middle, half = value + z * z / (2 * n), z * math.sqrt(value * (1 - value) / n + (z / (2 * n)) ** 2)
+        return (middle - half) / (1 + z * z / n) <= self.chance
 
     @property
     def question(self) -> tuple[Role, str, str]:
