@@ -3,6 +3,7 @@
     python bench/selective.py paper [--device cpu|cuda] [--frames N]    milliseconds a frame of the paper's setting
     python bench/selective.py speed VIDEO [--seconds 10]                `veil anonymize`, end to end, and how many times quicker
     python bench/selective.py motion VIDEO... [--seconds 4]             how well flow is found on the noise; a table
+    python bench/selective.py stills DATA                               what is hidden of labelled photographs (test split)
 
 The paper's setting is the keys of DINO ViT-S/8 at stride 4, the shorter side at 224 pixels, and the flow of RAFT (large)
 by 12 updates, on frames of 640 × 480. Its weights are random here: the time does not depend on them.
@@ -358,6 +359,27 @@ def motion(videos: list[Path], length: float, start: float, how: Speed, clips: i
         print(row.line(original=False) if any(map(len, row.moved)) else f"| {video.name} | 0 |", flush=True)
 
 
+def stills(data: Path, methods: list[str]) -> None:
+    from veil.methods import make
+    from veil.nn.partnet import PEOPLE, read_parts
+
+    shots = read_parts(data, ("test",))["test"]
+    print("Share of the labelled pixels that is hidden, over all photographs of the test split.\n")
+    print(f"| method ({len(shots.sources)} photographs) | people | faces | background |\n|---|---|---|---|")
+    for method in methods:
+        anonymizer, hidden, there = make(method), np.zeros(3), np.zeros(3)
+        for index in range(len(shots.sources)):
+            height, width = shots.sizes[index].tolist()
+            image = np.ascontiguousarray(shots.images[index, :, :height, :width].permute(1, 2, 0).numpy())
+            labels = shots.labels[index, :height, :width].numpy()
+            (out,) = (part.frames[0] for part in anonymizer.stream([image[None]]))
+            changed = (out != image).any(-1)
+            for kind, chosen in enumerate((np.isin(labels, PEOPLE), labels == 2, labels == 0)):
+                hidden[kind] += changed[chosen].sum()
+                there[kind] += chosen.sum()
+        print(f"| `{method}` | {' | '.join(f'{share:.3f}' for share in hidden / there)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -377,12 +399,19 @@ def main() -> None:
     sub.add_argument("--start", type=float, default=0, help="seconds that are left out first")
     sub.add_argument("--flow", choices=("fast", "medium", "fine"), default="medium")
     sub.add_argument("--clips", type=int, default=8, help="of the synthetic world")
+    sub = commands.add_parser("stills")
+    sub.add_argument("data", type=Path)
+    sub.add_argument(
+        "--methods", nargs="+", default=["selective", "selective:tiles=1,also=none", "selective:tiles=3"]
+    )
     given = parser.parse_args()
     if given.command == "paper":
         bare_packages()
         paper(given.device, given.frames)
     elif given.command == "speed":
         speed(given.video, given.seconds, given.method, given.rounds)
+    elif given.command == "stills":
+        stills(given.data, given.methods)
     else:
         motion(given.videos, given.seconds, given.start, given.flow, given.clips)
 

@@ -1,12 +1,25 @@
 """Flow has the stated sign and size, tells what came into sight, and RAFT's weights are read whichever their names."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import cv2
 import numpy as np
 import pytest
 
 from conftest import SHARED, needs_shared
 from veil.core import VeilError
-from veil.nn.flow import Dis, Motions, Raft, _Lookup, enlarge, inconsistent, is_cut, read_raft, warp
+from veil.nn.flow import (
+    Dis,
+    Motions,
+    Raft,
+    _Lookup,
+    dense_flow,
+    enlarge,
+    inconsistent,
+    is_cut,
+    read_raft,
+    warp,
+)
 
 RANDOM = np.random.default_rng(3)
 
@@ -274,3 +287,17 @@ def test_raft_finds_a_known_motion_with_the_published_weights():
     for flow, sign in ((motion.forward, 1), (motion.back, -1)):
         error = np.linalg.norm(flow - np.array([4.4 * sign, -2.7 * sign]), axis=-1)
         assert np.median(error) < 0.3
+
+
+def test_flow_does_not_depend_on_other_pictures_or_threads():
+    """DIS keeps buffers: shared by threads they crash it, shared by sizes they spoil its answers."""
+    dice = np.random.default_rng(0)
+    sizes = ((120, 160), (288, 384), (56, 56), (216, 384))
+    pairs = [tuple(dice.integers(0, 256, (2, *size), np.uint8)) for size in sizes]
+    alone = []
+    for pair in pairs:
+        with ThreadPoolExecutor(1) as fresh:  # a new thread begins with nothing
+            alone.append(fresh.submit(dense_flow, *pair).result())
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(lambda index: dense_flow(*pairs[index % 4]), range(80)))
+    assert all(np.array_equal(flow, alone[index % 4]) for index, flow in enumerate(together))

@@ -18,6 +18,7 @@ on the CPU, or by RAFT (Teed and Deng, 2020) where torch, a GPU and its weights 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
@@ -43,9 +44,19 @@ Speed = Literal["fast", "medium", "fine"]
 By = Literal["fast", "medium", "fine", "raft-small", "raft-large"]
 
 
-@cache
-def _dis() -> cv2.DISOpticalFlow:
-    return cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST)
+class _Kept(threading.local):
+    """DIS for each size of picture, of this thread: its buffers must be shared neither by threads nor by sizes.
+
+    Threads would write into each other's memory; and after a larger picture the flow of a smaller one is another.
+    """
+
+    def __init__(self) -> None:
+        self.of_size = lru_cache(8)(
+            lambda shape: cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST)
+        )
+
+
+_kept = _Kept()
 
 
 def small_grey(frame: Image, longest: int = 384) -> Grey:
@@ -62,7 +73,7 @@ def _small(frame: Image, longest: int) -> Image:
 
 def dense_flow(before: Grey, after: Grey) -> Flow:
     """Displacement of every pixel of `before` that takes it to its place in `after` (DIS, very fast preset)."""
-    return _calc(_dis(), before, after)
+    return _calc(_kept.of_size(before.shape), before, after)
 
 
 def _calc(dis: cv2.DISOpticalFlow, before: Grey, after: Grey) -> Flow:
