@@ -89,6 +89,8 @@ def compare(video: Path, rounds: int) -> dict:
                 "-m",
                 "veil",
                 "anonymize",
+                "--method",
+                "blacken",
                 str(video),
                 "-o",
                 str(out),
