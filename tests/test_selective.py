@@ -18,6 +18,7 @@ from conftest import SHARED, needs_shared
 from test_flow import texture
 from veil import templates
 from veil.core import Explained, Region, VeilError
+from veil.demo import sample
 from veil.methods import make, selective
 from veil.methods.noise import CarriedNoise
 from veil.nn import dense, weights
@@ -290,7 +291,7 @@ def test_what_has_left_is_shown_again(monkeypatch):
     calls = iter(range(1000))
     looks(monkeypatch, lambda image, grid: MASK * (next(calls) < 3))
     frames = still(40)
-    hidden = changed(through("selective", frames, **BARE), frames)
+    hidden = changed(through("selective", frames, every=4, **BARE), frames)
     assert hidden[:9, MASK].all() and not hidden[20:].any()
 
 
@@ -361,7 +362,7 @@ def test_a_black_video_is_told_of(tmp_path):
         ("forhead", "did you mean forehead?"),
         ("xyzzy", "choose one of .*eyes.*person"),
         ("+", "names nothing to hide: name a part or a template"),
-        ("", "hide= "),
+        ("", "names nothing to hide: name a part or a template"),
     ],
 )
 def test_a_name_that_is_none(hide, words):
@@ -481,3 +482,18 @@ def test_nobody_is_recognised(tmp_path: Path):
     found = compare_folders(tmp_path / "raw.mkv", tmp_path / "veiled.mp4", gallery, embed, every=20)
     assert found.raw.probes == found.raw.recognised >= 4 and found.raw.frames_recognised == 2
     assert found.anonymized.probes >= 4 and found.anonymized.recognised == 0 and found.unchanged == 0
+
+
+def test_a_name_that_is_never_found_is_said_and_may_be_an_error(tmp_path, monkeypatch):
+    """Though something else was found, and hidden."""
+    clips.video(tmp_path / "in.mp4", sample(6, (160, 120)))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    stripes = np.zeros((120, 160, 3), np.uint8)
+    stripes[:, ::8] = (0, 255, 0)
+    templates.add("stripes", stripes, [(80, 60)])
+    wanted = "selective:hide=stripes+face,also=face,threshold=0.95"
+    report = veil.anonymize_video(tmp_path / "in.mp4", tmp_path / "out.mp4", wanted)
+    assert report.missing == ["stripes"] and "stripes was NEVER found" in report.sentence()
+    with pytest.raises(VeilError, match="nothing of stripes was found"):
+        veil.anonymize_video(tmp_path / "in.mp4", tmp_path / "no.mp4", wanted, require_match=True)
+    assert not (tmp_path / "no.mp4").exists()

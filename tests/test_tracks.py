@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from veil.nn.tracks import Detection, Look, closeness, follow, is_cut
+from veil.nn.tracks import Detection, Look, closeness, follow, hull, is_cut
 
 RANDOM = np.random.default_rng(5)
 SCENE = RANDOM.integers(60, 120, (12, 16, 3)).repeat(20, 0).repeat(20, 1).astype(np.uint8)  # 240 x 320
@@ -169,3 +169,8 @@ def test_closeness_and_cuts():
     assert closeness([], [box]).shape == (0, 1)
     grey = SCENE[..., 0]
     assert is_cut(grey, 255 - grey) and not is_cut(grey, np.roll(grey, 8, 1)) and not is_cut(grey, grey)
+
+
+def test_where_two_ways_lead_apart_both_are_hidden():
+    """A look that slid off the face must not pull the hidden region with it."""
+    assert hull((0, 0, 10, 10), (4, 20, 12, 30)) == (0, 0, 12, 30)

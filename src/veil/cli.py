@@ -92,7 +92,11 @@ def anonymize(
     salvage
         Where frames of a damaged video cannot be decoded, go on without them instead of refusing the video.
     """
-    anonymizer = make(method, region=region, hide=_names(hide), also=also)
+    if region and method.partition(":")[0] == "selective":
+        raise VeilError(
+            f"--region {region} is for filters: name what to hide with --hide, or choose one, such as --method blacken."
+        )
+    anonymizer = make(method, region=region, hide=_names(hide), also=_names(also))
     jobs = plan(inputs, output, codec)
     single = len(jobs) == 1 and jobs[0].target == Path(output)
     failed = 0
@@ -485,6 +489,7 @@ def show_template(
     *,
     output: Annotated[str, Parameter(name=["--output", "-o"])],
     descriptor: str | None = None,
+    overwrite: Flag = False,
 ) -> int:
     """Draw what a template matches: bright where a picture looks like it, a line around what would be hidden.
 
@@ -498,10 +503,14 @@ def show_template(
         The picture to write.
     descriptor
         What compares [what the template was made with].
+    overwrite
+        Replace a picture that exists.
     """
     from veil import templates
     from veil.report import draw_sheet
 
+    if Path(output).exists() and not overwrite:
+        raise VeilError(f"{output} exists already: name another picture, or pass --overwrite.")
     save_picture(draw_sheet(templates.pictures(name, pictures, descriptor), 1), Path(output))
     out.print(output, markup=False)
     return 0

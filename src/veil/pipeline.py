@@ -48,7 +48,7 @@ def anonymize_video(
     report    a JSON file that says for every frame what was hidden and how it was found
     preview   a picture with frames of the *anonymized* video, the hidden regions outlined
     explain   a folder for pictures of why the method hid what it hid, for methods that choose what they hide
-    require_match  fail where nothing to hide was found in any frame
+    require_match  fail where something that is to be hidden was not found in any frame
     salvage   go on where frames cannot be decoded (they are missing then, and counted) instead of failing
     progress  called with the number of frames done and the number in all
 
@@ -87,8 +87,8 @@ def anonymize_video(
                 writing.write(frames, times)
                 if progress:
                     progress(tally.frames, reading.info.frames)
-        if require_match and not tally.matched:
-            raise VeilError(_nothing_found(source, anonymizer))
+        if require_match and (not tally.matched or tally.missing(anonymizer.params())):
+            raise VeilError(_nothing_found(source, anonymizer.params(), tally))
         result = tally.report(
             output=output.name,
             method=type(anonymizer).__name__.lower(),
@@ -137,11 +137,11 @@ def _veiled(
         raise RuntimeError(f"{type(anonymizer).__name__} kept {len(left)} frames back")
 
 
-def _nothing_found(source: str | Path, anonymizer: Anonymizer) -> str:
-    params = anonymizer.params()
+def _nothing_found(source: str | Path, params: dict, tally: Tally) -> str:
     option = "--hide" if "hide" in params else "--region"
+    what = " or ".join(tally.missing(params)) or things(params)
     return (
-        f"nothing of {things(params)} was found in {source}, so nothing was written: look for something else "
+        f"nothing of {what} was found in {source}, so nothing was written: look for something else "
         f"with {option}, lower the threshold, or leave out --require-match."
     )
 

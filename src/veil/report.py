@@ -38,6 +38,7 @@ class Report:
     hidden: float  # mean share of a frame that was changed, 0 to 1
     tracks: int | None  # how many faces or people were followed, if any were; None: whole frames were changed
     regions: dict[str, int] = field(default_factory=dict)  # how many were found, bridged, extended
+    missing: list[str] = field(default_factory=list)  # names that were to be hidden and never found
     nothing_found: list[tuple[int, int]] = field(
         default_factory=list
     )  # frames, as first and last of each stretch
@@ -66,10 +67,11 @@ class Report:
             else ""
         )
         what = thing if chosen else f"one {thing} or more"
+        never = f"; {' and '.join(self.missing)} was NEVER found" if self.missing else ""
         share = f" ({100 * self.hidden:.{0 if self.hidden > 0.01 else 2}f} % of the picture on average)"
         return (
             f"{self.output}: {pictures}{lost}, {what} hidden in {seen} by {self.method}"
-            f"{share if chosen else ''}{note}."
+            f"{share if chosen else ''}{note}{never}."
         )
 
 
@@ -96,11 +98,16 @@ class Tally:
         self._seen: set[int] = set()
         self._share = 0.0
         self._bare: list[list[int]] = []
+        self._names: set[str] = set()  # of what was chosen to be hidden, and found
 
     @property
     def matched(self) -> bool:
         """Whether anything at all was hidden so far."""
         return self._whole or sum(last - first + 1 for first, last in self._bare) < self.frames
+
+    def missing(self, params: Mapping[str, Any]) -> list[str]:
+        """Of the names that a method with these parameters hides, those that were not found so far."""
+        return [name for name in str(params.get("hide", "")).split("+") if name and name not in self._names]
 
     def add(self, frames: Frames, regions: Regions, shares: Sequence[float] | None = None) -> None:
         """Count frames that come next; `shares` is what was changed of each, if it is not its regions' boxes."""
@@ -114,6 +121,7 @@ class Tally:
             self._share += _share(found, *size) if shares is None else shares[i]
             self._how.update(region.how for region in found)
             now = {region.track for region in found if region.track >= 0}  # -1: not followed
+            self._names.update(*(r.kind.split("+") for r in found if r.track < 0 and r.how == "found"))
             self._tracks += len(now - self._seen)
             self._seen = {t for t in self._seen | now if t > max(now, default=0) - 10_000}
             if not found and self._bare and self._bare[-1][1] == at - 1:
@@ -138,6 +146,7 @@ class Tally:
             seconds=round(seconds, 3),
             hidden=round(self._share / max(1, self.frames), 4),
             tracks=None if self._whole else self._tracks,
+            missing=self.missing(params),
             regions={how: self._how[how] for how in ("found", "bridged", "extended")},
             nothing_found=[(first, last) for first, last in self._bare],
         )

@@ -352,7 +352,10 @@ def opened(image: Path | str | Image) -> Image:
         raise VeilError(f"there is no picture {image}: give the name of a file.")
     try:
         with PIL.Image.open(image) as file:
-            return np.array(PIL.ImageOps.exif_transpose(file).convert("RGB"))
+            upright = PIL.ImageOps.exif_transpose(file)
+            if upright.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
+                upright = PIL.Image.fromarray((np.asarray(upright) // 257).astype(np.uint8))
+            return np.array(upright.convert("RGB"))
     except Exception as error:  # every format has classes of its own
         raise VeilError(f"{image} could not be read as a picture: give a JPEG, PNG or the like.") from error
 

@@ -38,7 +38,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import cv2
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from veil import templates
@@ -86,7 +86,9 @@ class Selective(Anonymizer):
     }
 
     hide: Annotated[
-        str, Field(min_length=1, description="what to hide: names of parts or templates, joined by +")
+        str,
+        BeforeValidator(lambda value: value.replace(",", "+") if isinstance(value, str) else value),
+        Field(description="what to hide: names of parts or templates, joined by +"),
     ] = "person"
     also: Annotated[
         Literal["none", "face", "person", "face+person"],
@@ -118,7 +120,7 @@ class Selective(Anonymizer):
             description="fill holes and gaps in what is hidden up to this share of the longer side",
         ),
     ] = 0.04
-    every: Annotated[int, Field(ge=1, le=32, description="look at one frame in so many")] = 4
+    every: Annotated[int, Field(ge=1, le=32, description="look at one frame in so many")] = 6
     memory: Annotated[
         float,
         Field(ge=0, lt=1, description="how much of a map is left at the next look, if nothing is seen there"),
@@ -191,6 +193,9 @@ class _Looking:
             raise VeilError(
                 f"'{given.hide}' names nothing to hide: name a part or a template, such as person."
             )
+        if given.descriptor not in dense.DESCRIPTORS:
+            dense.descriptor(given.descriptor)  # says what is wrong
+        self.members = {name: [name] if name in served else templates.expanded([name]) for name in self.names}
         if rest:
             self.descriptor = dense.descriptor(given.descriptor)
             self.templates = templates.load(rest, self.descriptor)
@@ -223,6 +228,14 @@ class _Looking:
                 wide = dense.spread(likeness, self.descriptor, *grid)
                 found[template.name] = self._bent(wide, self.alike)
         return found
+
+    def found(self, maps: dict[str, Array], part: tuple[slice, slice], threshold: float) -> list[str]:
+        """Which of the names are to be seen in a part of the maps."""
+        return [
+            name
+            for name in self.names
+            if any(maps[one][part].max() >= threshold for one in self.members[name])
+        ]
 
     def combined(self, maps: dict[str, Array]) -> Array:
         """One map ``(h, w)`` of several."""
@@ -399,21 +412,20 @@ class _Obfuscation:
                 np.float32, copy=False
             )
             self.tell(Explained(out, _bent(small, given.threshold), frame.maps))
-        how = "bridged" if frame.own is None else "found"
-        regions = (*_regions(saliency, given, how, image.shape), *frame.regions)
+        regions = (*self._regions(saliency, frame), *frame.regions)
         return Veiled(out[None], [regions], [float(hidden.mean())])
 
-
-def _regions(
-    saliency: Array, given: Selective, how: Literal["found", "bridged"], shape: tuple[int, ...]
-) -> Iterator[Region]:
-    """What is connected in the map, as boxes in pixels of the frame."""
-    hidden = (saliency >= given.threshold).astype(np.uint8)
-    count, _, stats, _ = cv2.connectedComponentsWithStats(hidden)
-    down, across = shape[0] / saliency.shape[0], shape[1] / saliency.shape[1]
-    for x, y, w, h, _ in stats[1:count].tolist():
-        box = x * across, y * down, (x + w) * across, (y + h) * down
-        yield Region(given.hide, box, float(saliency[y : y + h, x : x + w].max()), how, -1)
+    def _regions(self, saliency: Array, frame: _Frame) -> Iterator[Region]:
+        """What is connected in the map, as boxes in pixels of the frame; where it was looked at, by what is there."""
+        threshold, shape = self.given.threshold, frame.image.shape
+        count, _, stats, _ = cv2.connectedComponentsWithStats((saliency >= threshold).astype(np.uint8))
+        down, across = shape[0] / saliency.shape[0], shape[1] / saliency.shape[1]
+        for x, y, w, h, _ in stats[1:count].tolist():
+            part = slice(y, y + h), slice(x, x + w)
+            kind = "+".join(self.looking.found(frame.maps, part, threshold)) if frame.maps else ""
+            box = x * across, y * down, (x + w) * across, (y + h) * down
+            how = "found" if kind else "bridged"
+            yield Region(kind or self.given.hide, box, float(saliency[part].max()), how, -1)
 
 
 def _spread_out(saliency: Array, fill: float, grow: float) -> Array:

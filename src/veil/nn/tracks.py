@@ -175,7 +175,9 @@ class _Follower:
         track.best, track.score = max(track.best, detection.score), detection.score
         for t, box in self._back(at, detection.box, track.last + 1):
             there = track.path[t].box if t in track.path else box
-            track.put(t, mix(there, box, (t - track.last) / (at - track.last)), "bridged")
+            near = closeness([there], [box])[0, 0] > 0.5
+            between = mix(there, box, (t - track.last) / (at - track.last)) if near else hull(there, box)
+            track.put(t, between, "bridged")
         track.last, track.box = at, detection.box
         track.put(at, detection.box, "found")
 
@@ -326,6 +328,11 @@ def mix(a: Box, b: Box, share: float) -> Box:
     """The box `share` of the way from `a` to `b`."""
     x0, y0, x1, y1 = (p + share * (q - p) for p, q in zip(a, b, strict=True))
     return x0, y0, x1, y1
+
+
+def hull(a: Box, b: Box) -> Box:
+    """The least box that holds both: where two ways lead apart, what is looked for may be on either."""
+    return min(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])
 
 
 def is_cut(before: Grey, after: Grey) -> bool:
