@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from veil.core import VeilError
-from veil.nn import weights
+from veil.nn import dense, weights
 
 ESSENTIAL = (
     "av",
@@ -94,3 +94,10 @@ def _weights() -> Iterator[Check]:
             else:
                 state = "bad" if entry.package else "optional"
                 yield Check(what, state, f"{entry.use}; {entry.licence}; not here: {weights.remedy(name)}")
+    for name, kind in dense.DESCRIPTORS.items():
+        if kind.network:
+            told = f"describes places; {kind.licence}"
+            try:
+                yield Check(f"weights {name}", "good", f"{told}; {dense.keys_file(name)}")
+            except VeilError as error:
+                yield Check(f"weights {name}", "optional", f"{told}; {error}")

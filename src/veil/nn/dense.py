@@ -103,9 +103,7 @@ def descriptor(
             f"an image of {size} pixels is too small to be described: choose a size of 32 or more."
         )
     stride = stride or kind.strides[0]
-    return (
-        Keys(name, _keys_file(name), stride, size, device) if kind.network else Lite0(SHIPPED, stride, size)
-    )
+    return Keys(name, keys_file(name), stride, size, device) if kind.network else Lite0(SHIPPED, stride, size)
 
 
 class Lite0:
@@ -291,7 +289,7 @@ def _folders() -> Iterator[Path]:
 # The transformers
 
 
-def _keys_file(name: str) -> Path:
+def keys_file(name: str) -> Path:
     """The weights of a transformer: in a folder of the user's, in the cache, or where the hub's own tool left them."""
     network = DESCRIPTORS[name].network
     for folder in _folders():
