@@ -449,3 +449,15 @@ def test_commands_tell_what_is_wrong_in_one_sentence(file, tmp_path, capsys, hom
         assert code == 2 and sentence in said and len(said.splitlines()) == 1, (arguments, said)
     assert [path.name for path in home.iterdir()] == ["broken.safetensors"]
     assert not (tmp_path / "a.png").exists() and "damaged" in veil(capsys, "list")[1]
+
+
+def test_a_picture_of_16_bits_is_read_whole(photo, tmp_path):
+    grey = photo.mean(-1).astype(np.uint8)
+    PIL.Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.png")
+    assert np.array_equal(templates.opened(tmp_path / "deep.png"), np.stack([grey] * 3, -1))
+
+
+def test_show_does_not_replace_a_picture_unasked(file, capsys):
+    before = file.read_bytes()
+    code, _, told = veil(capsys, "show", "eyes", file, "-o", file)
+    assert code == 2 and "exists already" in told and file.read_bytes() == before
