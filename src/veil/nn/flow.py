@@ -253,6 +253,7 @@ class Raft:
             ) from error
         self._net = net.eval().requires_grad_(False).to(device)
         self.device, self.longest, self.updates = device, longest, updates
+        self._one_at_a_time = threading.Lock()
         self._type, self._run = torch.float32, self._flows
         if device.startswith("cuda"):
             # Halved outright, because autocast would halve the weights anew in each update.
@@ -277,8 +278,10 @@ class Raft:
         if len(frames) < 2:
             raise ValueError(f"motion is between two pictures or more, got {len(frames)}")
         height, width = frames.shape[1:3]
-        flows = self.flows(self.tensor(frames))[..., :height, :width].permute(0, 2, 3, 1).cpu().numpy()
-        forward, back = np.ascontiguousarray(flows).reshape(2, len(frames) - 1, height, width, 2)
+        with self._one_at_a_time:  # several videos may share it, and a recorded graph has one place for its answer
+            flows = self.flows(self.tensor(frames))[..., :height, :width].permute(0, 2, 3, 1).cpu().numpy()
+            flows = np.array(flows)
+        forward, back = flows.reshape(2, len(frames) - 1, height, width, 2)
         return forward, back
 
     def tensor(self, frames: Images) -> Tensor:
