@@ -278,9 +278,11 @@ class Raft:
         if len(frames) < 2:
             raise ValueError(f"motion is between two pictures or more, got {len(frames)}")
         height, width = frames.shape[1:3]
-        with self._one_at_a_time:  # several videos may share it, and a recorded graph has one place for its answer
+        with (
+            self._one_at_a_time
+        ):  # several videos may share it, and a recorded graph has one place for its answer
             flows = self.flows(self.tensor(frames))[..., :height, :width].permute(0, 2, 3, 1).cpu().numpy()
-            flows = np.array(flows)
+            flows = np.array(flows, order="C")
         forward, back = flows.reshape(2, len(frames) - 1, height, width, 2)
         return forward, back
 

@@ -1,15 +1,23 @@
-"""ONNX models on the CPU; the one place that loads onnxruntime."""
+"""ONNX models on the CPU: how networks become files of that kind, and the one place that loads onnxruntime."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from veil.core import VeilError
+from veil.draft import Draft
 
 if TYPE_CHECKING:
     import onnxruntime
+    from torch import Tensor, nn
 
 
 def session(model: Path | bytes) -> onnxruntime.InferenceSession:
@@ -41,3 +49,73 @@ def any_size(path: Path) -> bytes:
         for index, axis in ((0, "batch"), (2, f"{value.name}_height"), (3, f"{value.name}_width")):
             dims[index].dim_param = axis
     return model.SerializeToString()
+
+
+def write(
+    path: Path,
+    net: nn.Module,
+    answer: Callable[[Tensor], Tensor],
+    example: Tensor,
+    *,
+    output: str,
+    axes: Mapping[int, str],
+    told: Mapping[str, Any],
+    half: bool,
+) -> None:
+    """Write what a network answers to images ``(N, 3, H, W)`` of any N, H and W as ONNX.
+
+    `example` is what it is traced with, `output` the answer's name, and `axes` the names of those that may be of any
+    length. With `half`, weights are stored in 16 bits, half the file, and computed with in 32. What is told goes with
+    it, as JSON.
+    """
+    import onnx
+    import torch
+    from onnx import TensorProto, helper, numpy_helper
+
+    class Traced(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, images: Tensor) -> Tensor:
+            return answer(images)
+
+    buffer: Any = io.BytesIO()  # takes one, though it is not declared so
+    training = net.training
+    net.eval()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # that this exporter is the older one, and of sizes that it traces
+            torch.onnx.export(
+                Traced().eval(),
+                (example,),
+                buffer,
+                dynamo=False,
+                opset_version=17,
+                input_names=["images"],
+                output_names=[output],
+                dynamic_axes={"images": {0: "batch", 2: "height", 3: "width"}, output: dict(axes)},
+            )
+    finally:
+        net.train(training)
+    model = onnx.load_from_string(buffer.getvalue())
+    casts = []
+    for weight in model.graph.initializer if half else ():
+        values = numpy_helper.to_array(weight)
+        if values.dtype == np.float32 and values.size >= 256:
+            name = weight.name
+            weight.CopyFrom(numpy_helper.from_array(values.astype(np.float16), f"{name}_16"))
+            casts.append(helper.make_node("Cast", [weight.name], [name], to=TensorProto.FLOAT))
+    nodes = [*casts, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    helper.set_model_props(model, {key: json.dumps(value) for key, value in told.items()})
+    onnx.checker.check_model(model, full_check=True)
+    draft = Draft(path, overwrite=True)
+    try:
+        draft.path.write_bytes(model.SerializeToString())
+        draft.publish()
+    finally:
+        draft.discard()

@@ -19,7 +19,6 @@ import io
 import json
 import math
 import time
-import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +38,7 @@ from torch import Tensor, nn
 from veil.core import VeilError
 from veil.draft import Draft
 from veil.fit import Game, Move, Schedule, Setup, Terms, fit
+from veil.nn import onnx
 from veil.nn.parts import GROUPS, PARTS, SIZE, STRIDE
 
 ANY, IGNORE = 8, 255
@@ -671,54 +671,17 @@ def _speed(net: PartNet, augment: Augment, setup: Setup, turns: int = 40) -> flo
 def export(net: PartNet, path: Path, told: Mapping[str, Any] | None = None) -> None:
     """Write the network as ONNX: images ``(N, 3, H, W)`` of any size to logits at a quarter of it.
 
-    Weights are stored in 16 bits, half the file, and computed with in 32; what is told goes with them, as JSON.
+    Weights are stored in 16 bits; what is told goes with them.
     """
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    class Coarse(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.net.coarse(images)
-
-    axes = {0: "batch", 2: "height", 3: "width"}
-    buffer: Any = io.BytesIO()  # takes one, though it is not declared so
-    training = net.training
-    net.eval()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this exporter is the older one, and of sizes that it traces
-        torch.onnx.export(
-            Coarse(),
-            (torch.zeros(1, 3, 72, 100),),
-            buffer,
-            dynamo=False,
-            opset_version=17,
-            input_names=["images"],
-            output_names=["logits"],
-            dynamic_axes={"images": axes, "logits": {0: "batch", 2: "rows", 3: "columns"}},
-        )
-    net.train(training)
-    model = onnx.load_from_string(buffer.getvalue())
-    casts = []
-    for weight in model.graph.initializer:
-        values = numpy_helper.to_array(weight)
-        if values.dtype == np.float32 and values.size >= 256:
-            name = weight.name
-            weight.CopyFrom(numpy_helper.from_array(values.astype(np.float16), f"{name}_16"))
-            casts.append(helper.make_node("Cast", [weight.name], [name], to=TensorProto.FLOAT))
-    nodes = [*casts, *model.graph.node]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    helper.set_model_props(
-        model, {key: json.dumps(value) for key, value in {"parts": PARTS, **(told or {})}.items()}
+    axes = {0: "batch", 2: "rows", 3: "columns"}
+    example = torch.zeros(1, 3, 72, 100)
+    onnx.write(
+        path,
+        net,
+        net.coarse,
+        example,
+        output="logits",
+        axes=axes,
+        told={"parts": PARTS, **(told or {})},
+        half=True,
     )
-    onnx.checker.check_model(model, full_check=True)
-    draft = Draft(path, overwrite=True)
-    try:
-        draft.path.write_bytes(model.SerializeToString())
-        draft.publish()
-    finally:
-        draft.discard()

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import io
-import json
-import warnings
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import resnet
 
 from veil.core import VeilError
-from veil.draft import Draft
+from veil.nn import onnx
 
 Activation = Literal["sigmoid", "none"]
 
@@ -328,62 +324,15 @@ def to_onnx(net: ImageToImage, path: Path, size: int | tuple[int, int], *, half:
     """Write a network as ONNX: images ``(N, 3, H, W)``, any N and any multiples of its stride, to ``drawn`` ones.
 
     `size`, a side or height and width, is that of the image it is traced with. With `half`, weights are stored in 16
-    bits, half the file, and computed with in 32. The stride goes with it, as JSON. Whoever runs it pads: to the
-    stride, and to twice the stride where an image is smaller.
+    bits. The stride goes with it. Whoever runs it pads: to the stride, and to twice the stride where an image is smaller.
     """
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
     height, width = (size, size) if isinstance(size, int) else size
     if min(height, width) < 1 or height % net.stride or width % net.stride:
         raise VeilError(
             f"this network is exported at multiples of {net.stride} pixels, not at {height}×{width}."
         )
-
-    class Drawing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.net.draw(images)
-
-    axes = {0: "batch", 2: "height", 3: "width"}
-    buffer: Any = io.BytesIO()  # takes one, though it is not declared so
     example = torch.zeros(1, 3, height, width, device=next(net.parameters()).device)
-    training = net.training
-    net.eval()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that this exporter is the older one
-            torch.onnx.export(
-                Drawing().eval(),
-                (example,),
-                buffer,
-                dynamo=False,
-                opset_version=17,
-                input_names=["images"],
-                output_names=["drawn"],
-                dynamic_axes={"images": axes, "drawn": axes},
-            )
-    finally:
-        net.train(training)
-    model = onnx.load_from_string(buffer.getvalue())
-    casts = []
-    for weight in model.graph.initializer if half else ():
-        values = numpy_helper.to_array(weight)
-        if values.dtype == np.float32 and values.size >= 256:
-            name = weight.name
-            weight.CopyFrom(numpy_helper.from_array(values.astype(np.float16), f"{name}_16"))
-            casts.append(helper.make_node("Cast", [weight.name], [name], to=TensorProto.FLOAT))
-    nodes = [*casts, *model.graph.node]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    helper.set_model_props(model, {"stride": json.dumps(net.stride)})
-    onnx.checker.check_model(model, full_check=True)
-    draft = Draft(path, overwrite=True)
-    try:
-        draft.path.write_bytes(model.SerializeToString())
-        draft.publish()
-    finally:
-        draft.discard()
+    axes = {0: "batch", 2: "height", 3: "width"}
+    onnx.write(
+        path, net, net.draw, example, output="drawn", axes=axes, told={"stride": net.stride}, half=half
+    )
