@@ -15,6 +15,7 @@ from veil.nn.flow import (
     _Lookup,
     dense_flow,
     enlarge,
+    estimator,
     inconsistent,
     is_cut,
     read_raft,
@@ -301,3 +302,13 @@ def test_flow_does_not_depend_on_other_pictures_or_threads():
     with ThreadPoolExecutor(6) as pool:
         together = list(pool.map(lambda index: dense_flow(*pairs[index % 4]), range(80)))
     assert all(np.array_equal(flow, alone[index % 4]) for index, flow in enumerate(together))
+
+
+def test_raft_is_loaded_by_its_checksum_alone(tmp_path, monkeypatch):
+    (tmp_path / "raft-small.pth").write_bytes(b"something else")
+    monkeypatch.setenv("VEIL_WEIGHTS", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(VeilError, match=r"is not the published raft-small\.pth"):
+        estimator("raft-small")
+    with pytest.raises(VeilError, match="veil fetch raft_large"):
+        estimator("raft-large")

@@ -135,8 +135,8 @@ def _raft(name: str) -> Raft:
     import torch
 
     known = ("raft_large",) if name == "raft-large" else ("raft_small", "raft_small_princeton")
-    file = next((path for one in known if (path := weights.look_up(one))), None)
-    return Raft(file or weights.find(known[0]), "cuda" if torch.cuda.is_available() else "cpu")
+    here = next((one for one in known if weights.look_up(one)), known[0])
+    return Raft(weights.find(here), "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def estimator(name: By) -> Estimator:
@@ -278,9 +278,7 @@ class Raft:
         if len(frames) < 2:
             raise ValueError(f"motion is between two pictures or more, got {len(frames)}")
         height, width = frames.shape[1:3]
-        with (
-            self._one_at_a_time
-        ):  # several videos may share it, and a recorded graph has one place for its answer
+        with self._one_at_a_time:  # videos share it, and a recorded graph has one place for its answer
             flows = self.flows(self.tensor(frames))[..., :height, :width].permute(0, 2, 3, 1).cpu().numpy()
             flows = np.array(flows, order="C")
         forward, back = flows.reshape(2, len(frames) - 1, height, width, 2)
