@@ -305,10 +305,11 @@ def build(
     if min(outputs, frames, size) < 1:
         raise VeilError(f"a network needs at least 1: outputs={outputs}, frames={frames}, size={size}.")
     net = nets[name].build(outputs, frames=frames, size=size)
-    if weights == "hub":
-        _fill(net, fetch_state(name, nets[name]), name, nets[name].source)
-    elif weights is not None:
-        _fill(net, read_state(Path(weights)), name, str(weights))
+    if weights is not None:
+        source = nets[name].source if weights == "hub" else str(weights)
+        state = fetch_state(name, nets[name]) if weights == "hub" else read_state(Path(weights))
+        wrong = f"{source} is no file of weights of '{name}'"
+        net.loaded = fill(net, state, wrong, (f"{net.last}.",))
     return net
 
 
@@ -379,23 +380,27 @@ def fetch_state(name: str, net: Net) -> dict[str, Tensor]:
     return dict(state)
 
 
-def _fill(net: Network, state: Mapping[str, Tensor], name: str, source: str) -> None:
-    """Put published tensors into a network; one that is absent, left over or of another shape is refused."""
+def fill(net: nn.Module, state: Mapping[str, Tensor], wrong: str, free: tuple[str, ...]) -> int:
+    """Put published tensors into a network; says how many. One that is absent, left over or of another shape is refused.
+
+    What begins with one of `free` (a classifier, layers that are not used) is taken where all of it fits and let be
+    where not. `wrong` begins the sentence of refusal.
+    """
     own = net.state_dict()
-    head = {key for key in own if key.startswith(f"{net.last}.")}
+    head = {key for key in own if key.startswith(free)}
     if any(key not in state or state[key].shape != own[key].shape for key in head):
         own = {key: value for key, value in own.items() if key not in head}
     for key, value in own.items():
         if key not in state:
             if key.endswith(".num_batches_tracked"):  # files of before 2018 lack it
                 continue
-            raise VeilError(f"{source} is no file of weights of '{name}': it has no tensor {key}.")
+            raise VeilError(f"{wrong}: it has no tensor {key}.")
         if state[key].shape != value.shape:
             shapes = f"{tuple(state[key].shape)} and should be {tuple(value.shape)}"
-            raise VeilError(f"{source} is no file of weights of '{name}': its {key} is {shapes}.")
+            raise VeilError(f"{wrong}: its {key} is {shapes}.")
     for key in state:
-        if key not in own and not key.startswith(f"{net.last}."):
-            raise VeilError(f"{source} is no file of weights of '{name}', which has no tensor {key}.")
+        if key not in own and not key.startswith(free):
+            raise VeilError(f"{wrong}, which has no tensor {key}.")
     taken = {key: state[key] for key in own if key in state}
     net.load_state_dict(taken, strict=False)
-    net.loaded = len(taken)
+    return len(taken)

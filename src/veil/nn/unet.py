@@ -21,6 +21,7 @@ from torchvision.models import resnet
 
 from veil.core import VeilError
 from veil.nn import onnx
+from veil.nn.image import fill
 
 Activation = Literal["sigmoid", "none"]
 
@@ -200,20 +201,7 @@ class UNetPlusPlus(ImageToImage):
 
         Its last stage and its classifier, which are not used here, are let be; all else must fit.
         """
-        own = self.encoder.state_dict()
-        taken = {key: value for key, value in state.items() if not key.startswith(("layer4.", "fc."))}
-        for key, value in own.items():
-            if key not in taken:
-                if key.endswith(".num_batches_tracked"):  # files of before 2018 lack it
-                    continue
-                raise VeilError(f"these are no weights of a ResNet-18: there is no tensor {key}.")
-            if taken[key].shape != value.shape:
-                shapes = f"{tuple(taken[key].shape)} and should be {tuple(value.shape)}"
-                raise VeilError(f"these are no weights of a ResNet-18: {key} is {shapes}.")
-        if strange := next((key for key in taken if key not in own), None):
-            raise VeilError(f"these are no weights of a ResNet-18, which has no tensor {strange}.")
-        self.encoder.load_state_dict(taken, strict=False)
-        return len(taken)
+        return fill(self.encoder, state, "these are no weights of a ResNet-18", ("layer4.", "fc."))
 
 
 class _Residual(nn.Module):
