@@ -50,7 +50,6 @@ except ImportError:
     for part in (*parts, ".video", ".video.frame", ".video.reformatter", ".video.stream"):
         sys.modules[f"av{part}"] = MagicMock()  # nothing here opens a file with it
 
-from veil.audit.footage import square
 from veil.audit.judge import Data, judge
 from veil.audit.recognize import Effort, Recognizer
 from veil.audit.report import write
@@ -60,6 +59,7 @@ from veil.audit.suites import Suite
 from veil.audit.trial import merged
 from veil.core import Anonymizer, Frames, Region, Veiled
 from veil.data import Dataset, Sample, read
+from veil.data.frames import square
 from veil.methods import make
 from veil.methods.filters import Filter
 from veil.nn import parts as part_network

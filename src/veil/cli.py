@@ -38,7 +38,8 @@ def anonymize(
     /,
     *,
     output: Annotated[str, Parameter(name=["--output", "-o"])],
-    method: str = DEFAULT,
+    method: str | None = None,
+    with_: Annotated[str | None, Parameter(name="--with")] = None,
     region: Literal["face", "person", "frame"] | None = None,
     hide: str | None = None,
     also: str | None = None,
@@ -65,7 +66,9 @@ def anonymize(
         The file to write (.mp4, .mov or .mkv; a picture's ending for a picture), or a folder where there are
         several inputs.
     method
-        NAME, NAME:preset or NAME:key=value,… as `veil list` shows them.
+        NAME, NAME:preset or NAME:key=value,… as `veil list` shows them [selective].
+    with_
+        The folder of a run of `veil train`: what it has learned, instead of a method.
     region
         What the method changes, for methods that change a face, a person or the frame.
     hide
@@ -92,6 +95,11 @@ def anonymize(
     salvage
         Where frames of a damaged video cannot be decoded, go on without them instead of refusing the video.
     """
+    if method and with_:
+        raise VeilError(f"--method {method} and --with {with_} say two things: give one of them.")
+    if with_ and not (Path(with_) / "run.json").is_file():
+        raise VeilError(f"--with {with_}: that is no folder of a run; `veil train RECIPE -o RUN` makes one.")
+    method = with_ or method or DEFAULT
     if region and method.partition(":")[0] == "selective":
         raise VeilError(
             f"--region {region} is for filters: name what to hide with --hide, or choose one, such as --method blacken."

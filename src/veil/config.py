@@ -24,6 +24,7 @@ from veil.core import VeilError
 T = TypeVar("T")
 Origin = Callable[[str], str]
 METHOD = "method"
+PRESET = "preset"  # the key that names values of the dataclass's PRESETS, over which the file's own are laid
 
 
 def read(path: str | Path, kind: type[T], sets: Sequence[str] = ()) -> T:
@@ -33,6 +34,13 @@ def read(path: str | Path, kind: type[T], sets: Sequence[str] = ()) -> T:
     given: set[str] = set()
     for text in sets:
         given.add(_put(data, text))
+    preset = data.pop(PRESET, None)
+    if preset is not None:
+        presets: dict[str, dict[str, Any]] = getattr(kind, "PRESETS", {})
+        if preset not in presets:
+            has = f"its presets are {', '.join(presets)}" if presets else "it has no presets"
+            raise VeilError(f"{path}: there is no preset {preset!r}{nearest(str(preset), presets)}; {has}.")
+        data = _over(presets[preset], data)
     if METHOD not in {field.name for field in dataclasses.fields(kind)}:  # type: ignore[arg-type]
         data.pop(METHOD, None)
     return checked(data, kind, lambda key: "--set" if key in given else str(path))
@@ -103,6 +111,17 @@ def _put(data: dict[str, Any], text: str) -> str:
             raise VeilError(f"--set {text}: '{part}' is a value and has nothing in it.")
     table[parts[-1]] = _value(written.strip())
     return key
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two tables laid over each other, table by table."""
+    both = {
+        key: _over(below[key], value)
+        if isinstance(value, Mapping) and isinstance(below.get(key), Mapping)
+        else value
+        for key, value in above.items()
+    }
+    return {**below, **both}
 
 
 def _value(written: str) -> Any:

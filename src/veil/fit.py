@@ -377,11 +377,81 @@ class Game(Generic[BatchT]):
         self.step = step
 
 
+class Series(Generic[BatchT]):
+    """Games that are played one after the other with the same networks; to whoever plays it, one game.
+
+    Each is made when its turn comes, of the networks as the ones before left them.
+    """
+
+    def __init__(
+        self, networks: Mapping[str, nn.Module], games: Sequence[tuple[int, Callable[[], Game[BatchT]]]]
+    ) -> None:
+        """`networks`: all that play, by name; `games`: how many steps of each, and what makes it."""
+        self._networks, self._games = dict(networks), [(steps, make) for steps, make in games if steps > 0]
+        if not self._games:
+            raise ValueError("a series of games has at least one step")
+        self._enter(0)
+
+    def _enter(self, place: int) -> None:
+        self._place, self._before = place, sum(steps for steps, _ in self._games[:place])
+        self.game = self._games[place][1]()  # the one that is being played
+
+    @property
+    def step(self) -> int:
+        """Of all games together."""
+        return self._before + self.game.step
+
+    def turn(self, batch: BatchT) -> Measured:
+        """Play one batch of the game whose turn it is."""
+        if self.game.step >= self._games[self._place][0] and self._place + 1 < len(self._games):
+            self._enter(self._place + 1)
+        return self.game.turn(batch)._replace(step=self.step)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """That of the game that is being played, and the networks that are not in it."""
+        tensors, values = self.game.state()
+        playing = {id(tensor) for tensor in self.game._named().values()}
+        for name, tensor in self._tensors().items():
+            if id(tensor) not in playing:
+                tensors[f"rest/{name}"] = tensor.detach().to("cpu", copy=True).contiguous()
+        return tensors, {"step": self.step, "place": self._place, "game": values}
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken; a `VeilError` when it is of another series."""
+        try:
+            place, game = int(values["place"]), dict(values["game"])
+            self._enter(place)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise VeilError(f"this is not the state of a series of games ({error!r})") from error
+        playing = {id(tensor) for tensor in self.game._named().values()}
+        live = {f"rest/{name}": t for name, t in self._tensors().items() if id(t) not in playing}
+        for name, tensor in live.items():
+            if name not in tensors or tensors[name].shape != tensor.shape:
+                theirs = _shape(tensors.get(name))
+                raise VeilError(
+                    f"this is the state of another game: its '{name}' is {theirs}, here it is {_shape(tensor)}"
+                )
+        self.game.restore({name: t for name, t in tensors.items() if name not in live}, game)
+        with torch.no_grad():
+            for name, tensor in live.items():
+                tensor.copy_(tensors[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The live weights and buffers of all networks, each once."""
+        found: dict[int, tuple[str, Tensor]] = {}
+        for name, network in self._networks.items():
+            for key, tensor in network.state_dict(keep_vars=True).items():
+                found.setdefault(id(tensor), (f"{name}/{key}", tensor))
+        return dict(found.values())
+
+
 def fit(
-    moves: Sequence[Move[BatchT]] | Game[BatchT], batches: Iterable[BatchT], setup: Setup = Setup()
+    moves: Sequence[Move[BatchT]] | Game[BatchT] | Series[BatchT],
+    batches: Iterable[BatchT],
+    setup: Setup = Setup(),
 ) -> Iterator[Measured]:
     """Play a game, one batch a turn, and yield what each turn measured."""
-    if isinstance(moves, Game):
+    if isinstance(moves, Game | Series):
         if setup != Setup():
             raise ValueError("a game has its setup already; give it to Game, not to fit")
         game = moves

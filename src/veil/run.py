@@ -35,7 +35,7 @@ from torch import Tensor
 import veil
 from veil.core import VeilError
 from veil.draft import Draft
-from veil.fit import Game, Measured, rank
+from veil.fit import Game, Measured, Series, rank
 
 KEPT = 2  # checkpoints, besides the best
 Which = Literal["last", "best"]
@@ -159,7 +159,7 @@ class Run:
             with path.open("rb") as file:
                 yield from (record for _, record in _lines(file))
 
-    def save(self, game: Game[Any], best: bool = False) -> None:
+    def save(self, game: Game[Any] | Series[Any], best: bool = False) -> None:
         """Save a game as the last checkpoint, and as the best one where it is."""
         if rank() > 0:
             return
@@ -188,7 +188,7 @@ class Run:
             if path.stem not in wanted:
                 path.unlink()
 
-    def load(self, game: Game[Any], which: Which = "last") -> int:
+    def load(self, game: Game[Any] | Series[Any], which: Which = "last") -> int:
         """Bring a game to a checkpoint, and give its step: 0, and the game as it is, where none was saved yet.
 
         After the last one the run goes on from there: what the log has beyond it is dropped with the next record.

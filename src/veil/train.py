@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 from safetensors.torch import save_file
 from torch import distributed
@@ -25,41 +24,15 @@ from veil.audit.recognize import Batches, Effort, Recognizer, Sees, fresh, valid
 from veil.core import VeilError
 from veil.data import read as read_data
 from veil.draft import Draft
-from veil.fit import Game, Move, Schedule, Setup, fit, launch, rank, world
+from veil.fit import Game, Measured, Move, Schedule, Setup, fit, launch, rank, world
+from veil.methods import learned
+from veil.recipe import STRICT, Recipe, Training
 from veil.run import Run
 
 Progress = Callable[[int, int, dict[str, float]], None]  # step, steps in all, what was measured last
 
 
-@dataclass(frozen=True)
-class Training:
-    """A recipe made ready: all that the loop needs."""
-
-    game: Game[Any]
-    batch: Callable[[int], Any]  # by its number, from 0
-    check: Callable[[], dict[str, float]]  # on validation data; chosen by "val"
-    weights: Callable[[], dict[str, torch.Tensor]]  # of the network that the run is made for
-
-
-class Recipe(Protocol):
-    """How something is trained; a frozen dataclass in the file of its method."""
-
-    @property
-    def steps(self) -> int:
-        """Batches in all."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """Of everything that is left to chance."""
-        ...
-
-    def training(self, device: torch.device, devices: int) -> Training:
-        """Read the data, build the networks."""
-        ...
-
-
-@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@checked_dataclass(frozen=True, kw_only=True, config=STRICT)
 class Recognize:
     """A recognizer of actions, people or attributes, trained on raw video: `--weights NET=RUN` begins an attack with it."""
 
@@ -114,7 +87,7 @@ class Recognize:
         )
 
 
-RECIPES: dict[str, type[Recipe]] = {"recognize": Recognize}
+RECIPES: dict[str, type[Recipe]] = {"recognize": Recognize, **learned.RECIPES}
 
 
 def train(
@@ -125,7 +98,7 @@ def train(
     resume: bool = False,
     devices: int = 1,
     device: str | None = None,
-    every: int = 50,
+    every: int | None = None,
     tensorboard: bool = False,
     progress: Progress | None = None,
 ) -> Path:
@@ -151,7 +124,7 @@ def _train(
     resume: bool,
     devices: int,
     device: str,
-    every: int,
+    every: int | None,
     tensorboard: bool,
     progress: Progress | None = None,
 ) -> Path:
@@ -172,21 +145,31 @@ def _train(
         game = training.game
         first = run.load(game) if resume else 0
         best = max((r["val"] for r in run.records() if "val" in r and r["step"] <= first), default=-math.inf)
+        every = every or max(50, recipe.steps // 20)
+        latest: dict[str, Measured] = {}  # of each move, the last turn that was not logged yet
         for measured in fit(game, map(training.batch, range(first, recipe.steps))):
-            if measured.step % every and measured.step != recipe.steps:
+            latest[measured.move] = measured
+            stopped = training.stop(measured)
+            if measured.step % every and measured.step != recipe.steps and not stopped:
                 continue
-            run.log(measured)
+            for turn in sorted(latest.values()):
+                run.log(turn)
+            latest.clear()
             found = training.check()
             run.log(found, measured.step)
-            run.save(game, best=found["val"] > best)
-            best = max(best, found["val"])
+            better = "val" in found and found["val"] > best
+            run.save(game, best=better)
+            best = found["val"] if better else best
             if progress:
                 progress(
                     measured.step, recipe.steps, {**{k: float(v) for k, v in measured.terms.items()}, **found}
                 )
+            if stopped:
+                break
         if world() > 1:
             distributed.barrier()  # the best checkpoint is there when the first process has written it
-        run.load(game, "best")
+        if best > -math.inf:
+            run.load(game, "best")
         weights = output / "weights.safetensors"
         if rank() == 0:
             draft = Draft(weights, overwrite=True)

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from veil.audit import ask, judge
-from veil.audit.footage import gather, round_trip, square, veiled
-from veil.audit.judge import Data, narrowed
+from veil.audit.footage import gather, round_trip, veiled
+from veil.audit.judge import Data
+from veil.data.frames import square
+from veil.data.sample import narrowed
 from veil.audit.keeping import told
 from veil.audit.recognize import Batches, Effort, Recognizer, learn
 from veil.audit.restore import Restoring

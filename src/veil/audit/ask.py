@@ -27,7 +27,6 @@ from veil.methods import make
 from veil.nn import image, video
 from veil.nn.bodies import BodyEmbedder
 from veil.nn.faces import FaceEmbedder
-from veil.run import Run
 from veil.video import open_source
 
 RAW = "raw"
@@ -190,11 +189,6 @@ def _moments(raw: Path, anonymized: Path, frames: Mapping[str, int]) -> Iterator
 def _anonymizer(name: str) -> Anonymizer | None:
     if name == RAW:
         return None
-    if Path(name).exists():
-        run = Run.open(name)
-        raise VeilError(
-            f"{name} is a run of '{run.kind}', which anonymizes nothing: name a method or another run."
-        )
     return make(name)
 
 

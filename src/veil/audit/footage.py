@@ -17,7 +17,6 @@ from fractions import Fraction
 from os import cpu_count
 from pathlib import Path
 
-import cv2
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from torch import Tensor
 from veil.audit.result import After
 from veil.core import Anonymizer, Frames, VeilError
 from veil.data import Dataset, Sample
-from veil.data.frames import FrameReader, Read
+from veil.data.frames import FrameReader, Read, square
 from veil.video import Time, VideoInfo, open_sink, open_source
 
 FPS = 25  # of the file that an H.264 round trip writes; the encoder looks at frames, not at seconds
@@ -154,18 +153,6 @@ def remembering(dataset: Dataset, size: int) -> Dataset:
             yield from (keep(*pair) for pair in zip(samples, dataset.batch(samples), strict=True))
 
     return replace(dataset, frames=frames, batch=batch if dataset.batch else None)
-
-
-def square(frames: Frames, size: int) -> Frames:
-    """The middle square of frames ``(T, H, W, 3)``, at ``size``² pixels."""
-    height, width = frames.shape[1:3]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    middle = frames[:, top : top + side, left : left + side]
-    if side == size:
-        return np.ascontiguousarray(middle)
-    how = cv2.INTER_AREA if side > size else cv2.INTER_LINEAR
-    return np.stack([cv2.resize(picture, (size, size), interpolation=how) for picture in middle])
 
 
 def veiled(anonymizer: Anonymizer, frames: Frames) -> Frames:

@@ -19,7 +19,7 @@ import json
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -38,6 +38,7 @@ from veil.audit.suites import ALWAYS, Suite
 from veil.audit.trial import RAW, Found, Seen, Trial, hold, merged
 from veil.core import Anonymizer, VeilError
 from veil.data import Dataset, Sample
+from veil.data.sample import narrowed
 from veil.fit import with_smaller_batches
 
 LAYOUT = 1  # of what is kept; another number judges everything anew
@@ -73,33 +74,6 @@ class Data:
                 "validation and test videos: an audit needs at least one of them."
             )
         return asked
-
-
-def narrowed(dataset: Dataset, actions: Sequence[str], attributes: Sequence[str]) -> Dataset:
-    """The dataset with some actions and attributes only, numbered anew: the novel-label protocols."""
-    for given, known, word in (
-        (actions, dataset.actions, "action"),
-        (attributes, dataset.attributes, "attribute"),
-    ):
-        if missing := [name for name in given if name not in known]:
-            raise VeilError(
-                f"{dataset.name} has no {word} {missing[0]!r}; it has {', '.join(known) or 'none'}."
-            )
-    samples: Iterable[Sample] = dataset.samples
-    if actions:
-        place = {dataset.actions.index(name): index for index, name in enumerate(actions)}
-        samples = [replace(s, action=place[s.action]) for s in samples if s.action in place]  # type: ignore[index]
-    if attributes:
-        columns = [dataset.attributes.index(name) for name in attributes]
-        samples = [
-            replace(s, attributes=tuple(s.attributes[c] for c in columns)) for s in samples if s.attributes
-        ]
-    return replace(
-        dataset,
-        samples=list(samples),
-        actions=tuple(actions) or dataset.actions,
-        attributes=tuple(attributes) or dataset.attributes,
-    )
 
 
 def judge(

@@ -218,6 +218,18 @@ def _smaller(picture: Frames, size: int | None) -> Frames:
     return np.asarray(cv2.resize(picture, target, interpolation=cv2.INTER_AREA), np.uint8)
 
 
+def square(frames: Frames, size: int) -> Frames:
+    """The middle square of frames ``(T, H, W, 3)``, at ``size``² pixels."""
+    height, width = frames.shape[1:3]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    middle = frames[:, top : top + side, left : left + side]
+    if side == size:
+        return np.ascontiguousarray(middle)
+    how = cv2.INTER_AREA if side > size else cv2.INTER_LINEAR
+    return np.stack([cv2.resize(picture, (size, size), interpolation=how) for picture in middle])
+
+
 def _pictures(path: Path, first: int, last: int | None) -> Iterator[Frames]:
     """The pictures ``(H, W, 3)`` of a file or folder, from ``first`` up to ``last``."""
     archive = next((parent for parent in path.parents if parent.suffix == ".zip" and parent.is_file()), None)

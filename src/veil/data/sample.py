@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from veil.core import Frames
+from veil.core import Frames, VeilError
 
 Split = Literal["train", "val", "test"]
 
@@ -53,3 +53,30 @@ class Dataset:
     def split(self, name: Split) -> list[Sample]:
         """The samples of one split."""
         return [sample for sample in self.samples if sample.split == name]
+
+
+def narrowed(dataset: Dataset, actions: Sequence[str], attributes: Sequence[str]) -> Dataset:
+    """The dataset with some actions and attributes only, numbered anew: the novel-label protocols."""
+    for given, known, word in (
+        (actions, dataset.actions, "action"),
+        (attributes, dataset.attributes, "attribute"),
+    ):
+        if missing := [name for name in given if name not in known]:
+            raise VeilError(
+                f"{dataset.name} has no {word} {missing[0]!r}; it has {', '.join(known) or 'none'}."
+            )
+    samples: Iterable[Sample] = dataset.samples
+    if actions:
+        place = {dataset.actions.index(name): index for index, name in enumerate(actions)}
+        samples = [replace(s, action=place[s.action]) for s in samples if s.action in place]  # type: ignore[index]
+    if attributes:
+        columns = [dataset.attributes.index(name) for name in attributes]
+        samples = [
+            replace(s, attributes=tuple(s.attributes[c] for c in columns)) for s in samples if s.attributes
+        ]
+    return replace(
+        dataset,
+        samples=list(samples),
+        actions=tuple(actions) or dataset.actions,
+        attributes=tuple(attributes) or dataset.attributes,
+    )

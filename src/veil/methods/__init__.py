@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from pydantic import ValidationError
@@ -37,11 +38,17 @@ class Parameter(NamedTuple):
 def make(spec: str = DEFAULT, **more: Any) -> Anonymizer:
     """The anonymizer that ``NAME``, ``NAME:preset`` or ``NAME:key=value,…`` names; `more` overrides its parameters.
 
+    The folder of a run that `veil train` made names the anonymizer that it has learned.
+
     >>> make("blur:weak").params()["kernel"]
     13
     >>> make("pixelate:block=8", region="frame").params()["region"]
     'frame'
     """
+    if (Path(spec) / "run.json").is_file():
+        if named := [key for key, value in more.items() if value is not None]:
+            raise VeilError(f"the run {spec} has nothing to set, but {named[0]} is given: leave it out.")
+        return load(spec)
     name, _, rest = spec.partition(":")
     if name not in ANONYMIZERS:
         raise VeilError(
@@ -79,6 +86,13 @@ def make(spec: str = DEFAULT, **more: Any) -> Anonymizer:
         message = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
         where = f"{first['loc'][0]}={first['input']} " if first["loc"] else ""
         raise VeilError(f"method '{name}': {where}{message}.") from error
+
+
+def load(run: str | Path) -> Anonymizer:
+    """The anonymizer that a run of `veil train` has learned; its folder is named."""
+    from veil.methods.learned import load as loaded  # torch, which filters do without
+
+    return loaded(run)
 
 
 def parameters(kind: type[Anonymizer]) -> list[Parameter]:

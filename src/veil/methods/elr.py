@@ -1,0 +1,142 @@
+"""ELR: extreme low resolution by inverse super-resolution (Ryoo et al. 2017, "Privacy-Preserving Human Activity
+Recognition from Extreme Low Resolution", arXiv 1604.03196; 2018, arXiv 1708.00999). Written from a description; the
+papers' text was not at hand.
+
+Super-resolution makes one sharp picture of many coarse ones that differ by less than a pixel. The inverse makes of one
+sharp video x many coarse ones, each by its own motion F_k, so that a network can learn from all of them:
+
+    y_k = D_s F_k (g * x)                               g: Gaussian; D_s: means over s×s pixels
+    F_k z(p) = z(R(φ_k) p / c_k + s (δ_k, ε_k))         p: pixels from the middle; δ, ε: within half a coarse pixel
+    out = up_s(y_k)                                     bilinear, so that the size stays
+
+Which motions help is learned: of a pool of random ones, those are chosen one after another that together score best
+on validation data (`choose`). One video should leave the house in one version only: several of them, put together,
+are what super-resolution asks for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from veil.core import VeilError
+
+SHIFT, SCALE, TURN = 0.5, 0.1, math.radians(5)  # the largest: of a coarse pixel, of the size, in radians
+POOL, COUNT = 64, 8
+
+
+def transforms(count: int = POOL, seed: int = 0) -> Tensor:
+    """The pool ``(count, 4)``: shift to the right and down in coarse pixels, scale, turn in radians; number 0 does nothing.
+
+    A longer pool of the same seed begins with the shorter one.
+    """
+    drawn = torch.rand(count, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.double)
+    drawn = (2 * drawn - 1) * torch.tensor([SHIFT, SHIFT, SCALE, TURN])
+    drawn[:1] = 0
+    drawn[:, 2] += 1
+    return drawn.float()
+
+
+class LowResolution(nn.Module):
+    """Clips ``(B, 3, T, H, W)`` in [0, 1] made coarse by a factor and enlarged again; same shape and range, any size.
+
+    `chosen` are numbers of transforms in the pool of that size and seed, `blur` is the Gaussian's standard deviation in
+    coarse pixels. All frames of a clip have the same transform.
+    """
+
+    past: int = 0
+    block: int = 1
+
+    transforms: Tensor  # (chosen, 4)
+
+    def __init__(
+        self,
+        factor: int = 16,
+        chosen: Sequence[int] = tuple(range(COUNT)),
+        pool: int = POOL,
+        seed: int = 0,
+        blur: float = 0.5,
+    ) -> None:
+        if factor < 1 or blur < 0:
+            raise VeilError(f"a low resolution needs factor 1 and blur 0 or more: {factor=}, blur={blur:g}.")
+        if not chosen or min(chosen) < 0 or max(chosen) >= pool:
+            raise VeilError(f"of {pool} transforms, 0 to {pool - 1} can be chosen: chosen={list(chosen)}.")
+        super().__init__()
+        self.factor, self.chosen, self.blur = factor, tuple(chosen), blur
+        self.register_buffer("transforms", transforms(pool, seed)[list(chosen)])
+
+    def forward(self, clip: Tensor, which: Tensor | None = None) -> Tensor:
+        """Each clip by the transform at its place of `which` ``(B,)`` among the chosen ones.
+
+        By default drawn for each clip in train(), and the first one in eval().
+        """
+        if clip.ndim != 5 or clip.shape[1] != 3:
+            raise ValueError(f"a clip is (B, 3, T, H, W), got {tuple(clip.shape)}")
+        if which is None:
+            which = torch.zeros(len(clip), dtype=torch.long, device=clip.device)
+            if self.training:
+                which = torch.randint_like(which, len(self.chosen))
+        if which.shape != clip.shape[:1] or which.dtype != torch.long:
+            raise ValueError(f"which is int64 ({len(clip)},), got {which.dtype} {tuple(which.shape)}")
+        height, width = clip.shape[3:]
+        # In full precision whatever the others have: in bf16 a place in the frame would be off by a pixel.
+        with torch.autocast(clip.device.type, enabled=False):
+            x = clip if clip.dtype == torch.double else clip.float()
+            x = _blurred(x.flatten(1, 2), self.blur * self.factor)  # (B, 3·T, H, W)
+            places = F.affine_grid(
+                self._motion(which, height, width).to(x.dtype), list(x.shape), align_corners=False
+            )
+            x = F.grid_sample(x, places, padding_mode="border", align_corners=False)
+            x = F.pad(x, (0, -width % self.factor, 0, -height % self.factor), mode="replicate")
+            x = F.avg_pool2d(x, self.factor)  # (B, 3·T, ⌈H/s⌉, ⌈W/s⌉)
+            x = F.interpolate(x, scale_factor=self.factor, mode="bilinear", align_corners=False)
+            x = x[:, :, :height, :width].unflatten(1, clip.shape[1:3]).clamp(0, 1)  # of what rounding adds
+            return x.to(clip.dtype)
+
+    def _motion(self, which: Tensor, height: int, width: int) -> Tensor:
+        """From each place to where its value comes from, ``(B, 2, 3)``, in halves of the frame as torch wants it."""
+        right, down, scale, turn = self.transforms[which].unbind(1)  # (B,) each
+        cos, sin = turn.cos() / scale, turn.sin() / scale
+        rows = [
+            torch.stack([cos, -sin * height / width, 2 * self.factor * right / width], 1),
+            torch.stack([sin * width / height, cos, 2 * self.factor * down / height], 1),
+        ]
+        return torch.stack(rows, 1)
+
+
+def _blurred(images: Tensor, sigma: float) -> Tensor:
+    """Each channel of ``(B, C, H, W)`` blurred by itself; the border is repeated."""
+    if not sigma:
+        return images
+    side = math.ceil(3 * sigma)
+    weights = torch.exp(-torch.arange(-side, side + 1, device=images.device).square() / (2 * sigma**2))
+    weights = (weights / weights.sum()).to(images.dtype)
+    x = F.pad(images.flatten(0, 1)[:, None], (side, side, side, side), mode="replicate")
+    x = F.conv2d(F.conv2d(x, weights[None, None, None]), weights[None, None, :, None])
+    return x[:, 0].unflatten(0, images.shape[:2])
+
+
+def choose(score: Callable[[list[int]], float], pool: int = POOL, count: int = COUNT) -> list[int]:
+    """The `count` transforms of a pool that score best together, each the best one beside those before it.
+
+    `score` is asked once for every set that is tried, pool − i of them for the i-th choice; of equals the first is
+    taken. It must be measured on validation data: what is chosen on the test set says nothing about it.
+
+    >>> choose(lambda numbers: -abs(sum(numbers) - 7), pool=6, count=2)
+    [5, 2]
+    """
+    # Paper: by a Markov chain or by entropy. Here: greedily, because the description says no more and nothing is drawn.
+    if not 1 <= count <= pool:
+        raise VeilError(f"of {pool} transforms, {count} cannot be chosen.")
+    chosen: list[int] = []
+    for _ in range(count):
+        scores = {k: score([*chosen, k]) for k in range(pool) if k not in chosen}
+        for k, value in scores.items():
+            if math.isnan(value):
+                raise VeilError(f"the score of the transforms {[*chosen, k]} is not a number.")
+        chosen.append(max(scores, key=lambda k: scores[k]))
+    return chosen

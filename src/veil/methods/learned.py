@@ -1,0 +1,150 @@
+"""Learned anonymizers: every recipe by its name, and the anonymizer that a run of one becomes.
+
+A network works at the size and the stride that it was trained with. A video of any size is brought to that size (its
+shorter side), redrawn, and brought back: no detail that the network has not drawn can leave. A network that looks at
+several frames sees every `skip`-th one, as in training, so that a video is redrawn as `skip` interleaved ones; those are
+cut into blocks that are counted from the first frame, whatever the windows are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import cv2
+import numpy as np
+import torch
+from pydantic.dataclasses import dataclass
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from veil import config
+from veil.core import Anonymizer, Frames, Veiled, VeilError, to_clip, to_frames
+from veil.methods.adversarial import Adversarial
+from veil.methods.penalty import Penalty
+from veil.methods.spact import SPAct
+from veil.methods.stage import Stage
+from veil.methods.tedspad import TeDSPAD
+from veil.recipe import Recipe
+
+CHUNK = 8  # frames that are redrawn at once, where each is redrawn by itself
+
+
+class Learning(Recipe, Protocol):
+    """The recipe of a pixel anonymizer."""
+
+    @property
+    def stage(self) -> Stage:
+        """What it was trained on, and at which size."""
+        ...
+
+    def network(self) -> nn.Module:
+        """A fresh anonymizer: clips ``(B, 3, T, H, W)`` in [0, 1] to clips; it says its `past` and its `block`."""
+        ...
+
+
+RECIPES: dict[str, type[Learning]] = {
+    "spact": SPAct,
+    "penalty": Penalty,
+    "adversarial": Adversarial,
+    "tedspad": TeDSPAD,
+}
+
+
+@dataclass(frozen=True)
+class Learned(Anonymizer):
+    """The anonymizer that a run of `veil train` has learned."""
+
+    weights: str  # the run's weights.safetensors, beside its run.json
+    device: str = "cpu"
+
+    @cached_property
+    def _made(self) -> tuple[nn.Module, Stage]:
+        path = Path(self.weights)
+        recipe = _recipe(path.parent)
+        net = recipe.network()
+        try:
+            net.load_state_dict(load_file(path))
+        except (SafetensorError, RuntimeError, OSError) as error:
+            why = str(error).strip().splitlines()[0]
+            raise VeilError(
+                f"{path} does not hold the weights of its run ({why}): train it again."
+            ) from error
+        return net.eval().to(self.device), recipe.stage
+
+    def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
+        """See `Anonymizer`."""
+        net, stage = self._made
+        past, block = int(net.past), int(net.block)  # type: ignore[arg-type]
+        skip = 1 if past == 0 and block == 1 else stage.skip
+        length = CHUNK if block == 1 else block
+        waiting: list[Frames] = []  # frames that wait for the rest of their group
+        before: list[np.ndarray] = []  # of the interleaved videos, the `past` small frames before the group
+        for window in windows:
+            for frame in window:
+                waiting.append(frame)
+                if len(waiting) == length * skip:
+                    yield Veiled(self._redrawn(net, stage, waiting, before, skip, past), None)
+                    waiting = []
+        if waiting:
+            missing = -len(waiting) % (block * skip) if block > 1 else -len(waiting) % skip
+            group = [*waiting, *[waiting[-1]] * missing]
+            yield Veiled(self._redrawn(net, stage, group, before, skip, past)[: len(waiting)], None)
+
+    def _redrawn(
+        self,
+        net: nn.Module,
+        stage: Stage,
+        group: list[Frames],
+        before: list[np.ndarray],
+        skip: int,
+        past: int,
+    ) -> Frames:
+        height, width = group[0].shape[:2]
+        scale = stage.size / min(height, width)
+        size = max(1, round(width * scale)), max(1, round(height * scale))
+        how = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
+        small = [cv2.resize(frame, size, interpolation=how) for frame in group]
+        if not before:
+            before += small[:skip] * past  # before the first frames nothing moved
+        seen = [*before, *small]
+        before[:] = seen[len(seen) - past * skip :]
+        drawn: list[Any] = [None] * len(group)
+        with torch.inference_mode():
+            for phase in range(skip):
+                clip = to_clip(np.stack(seen[phase::skip]))[None].to(self.device)
+                out = to_frames(net(clip)[0])[past:]
+                drawn[phase::skip] = list(out)
+        return np.stack(
+            [cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR) for picture in drawn]
+        )
+
+
+def load(run: str | Path) -> Learned:
+    """The anonymizer of a run folder."""
+    folder = Path(run)
+    _recipe(folder)
+    weights = folder / "weights.safetensors"
+    if not weights.is_file():
+        raise VeilError(
+            f"{folder} has no weights.safetensors yet: its training is not finished; go on with `veil train --resume`."
+        )
+    return Learned(str(weights))
+
+
+def _recipe(folder: Path) -> Learning:
+    """How the run in a folder was trained."""
+    try:
+        about = json.loads((folder / "run.json").read_text())
+        kind, plain = about["kind"], about["recipe"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise VeilError(f"{folder} holds no run: there is no run.json that Veil has written.") from error
+    if kind not in RECIPES:
+        raise VeilError(
+            f"{folder} is a run of '{kind}', which anonymizes nothing: name a run of {', '.join(RECIPES)}."
+        )
+    return config.checked(plain, RECIPES[kind], lambda key: str(folder / "run.json"))
