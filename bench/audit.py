@@ -19,6 +19,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import re
 import sys
 import time
 import zlib
@@ -266,6 +267,11 @@ def record(root: Path, path: Path) -> None:
 Task = tuple[str, str, int]  # protocol, method, seed
 
 
+def slug(name: str) -> str:
+    """A name as it stands in a file's."""
+    return re.sub(r"[^A-Za-z0-9.+]+", "-", name)
+
+
 def work(worker: int, tasks: list[Task], taken, data: dict[str, Data], given: argparse.Namespace) -> None:
     """Take tasks until there are none, or no time for another."""
     torch.set_num_threads(1)
@@ -281,7 +287,7 @@ def work(worker: int, tasks: list[Task], taken, data: dict[str, Data], given: ar
         if number >= len(tasks):
             return
         protocol, name, seed = tasks[number]
-        path = given.output / f"{protocol}.{name.replace(', ', '-').replace(' ', '-')}.{seed}.json"
+        path = given.output / f"{protocol}.{slug(name)}.{seed}.json"
         if path.exists():
             continue
         while name != "raw" and not (given.output / f"{protocol}.raw.{seed}.json").exists():
@@ -384,12 +390,7 @@ def merge(folder: Path, output: Path) -> None:
     for protocol in sorted({path.name.split(".")[0] for path in folder.glob("*.json")}):
         joined: list[Result] = []
         for name in METHODS:
-            parts = [
-                load(path)
-                for path in sorted(
-                    folder.glob(f"{protocol}.{name.replace(', ', '-').replace(' ', '-')}.*.json")
-                )
-            ]
+            parts = [load(path) for path in sorted(folder.glob(f"{protocol}.{slug(name)}.[0-9].json"))]
             if not parts:
                 continue
             raw = [load(path) for path in sorted(folder.glob(f"{protocol}.raw.*.json"))]

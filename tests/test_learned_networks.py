@@ -432,6 +432,26 @@ def test_in_training_tokens_are_dropped_by_chance_and_for_good():
     assert any(not torch.equal(masks[0], net.drawn(clip)[1][0]) for _ in range(5))
 
 
+@torch.no_grad()
+def test_in_training_too_dropped_tokens_are_not_seen():
+    """With the masks that were drawn, against layers that get the kept tokens alone."""
+    net, clip = small(stages=(1,), ratios=(0.5,)).train(), clips(1, 4, 48, 48)
+    for layer in net.blocks.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=0.3)
+    drawn, (mask,) = net.drawn(clip)
+    kept = mask.flatten() > 0
+    assert 1 < kept.sum() < len(kept)
+    x = net.patch_embed["proj"](2 * clip - 1) + net._places((2, 3, 3))
+    x = net.blocks[0](x.flatten(2).transpose(1, 2), None)[:, kept]
+    for block in net.blocks[1:]:
+        x = block(x, None)
+    tubes = net.head(net.norm(x)).sigmoid().view(-1, 3, 2, 16, 16)
+    there = drawn[0].unflatten(3, (3, 16)).unflatten(2, (3, 16)).unflatten(1, (2, 2))
+    there = there.permute(1, 3, 5, 0, 2, 4, 6).flatten(0, 2)  # (tokens, 3, 2, 16, 16)
+    assert torch.allclose(there[kept], tubes, atol=1e-4)
+
+
 def test_a_clip_of_which_nothing_is_kept_is_black_and_can_be_learned_from():
     net = small().train()
     for predictor in net.predictors:

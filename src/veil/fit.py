@@ -394,6 +394,8 @@ class Series(Generic[BatchT]):
 
     def _enter(self, place: int) -> None:
         self._place, self._before = place, sum(steps for steps, _ in self._games[:place])
+        for network in self._networks.values():
+            network.eval()  # who is not in the game holds still
         self.game = self._games[place][1]()  # the one that is being played
 
     @property

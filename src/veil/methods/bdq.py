@@ -6,23 +6,28 @@ With g a Gaussian of 5×5 pixels and standard deviation σ, n bits, N = 2^n − 
     u_t = g * x_t                                  blur: edges go
     d_t = u_t − u_{t−1},  d_0 = 0                  difference: what stands still goes
     y   = N (d − min d) / (max d − min d)          over the clip, each by itself
-    q   = Σ_i σ(h (y − b_i))                       quantisation: N soft steps of hardness h; true steps in eval()
+    q   = Σ_i sigmoid(h (y − b_i))                 quantisation: N soft steps of hardness h; true steps in eval()
     out = q / N
 
-Learned are the thresholds, which begin at ½, 1½, …, and σ, which begins at 3: sixteen numbers, the same in every place. What is
-still is one level of grey; which one depends on what else moves in the clip.
+Learned are the thresholds, which begin at ½, 1½, …, and σ, which begins at 3: sixteen numbers, the same
+in every place. What is still is one level of grey; which one depends on what else moves in the clip.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.core import VeilError
+from veil.methods.adversarial import Adversarial, Players
+from veil.methods.stage import Stage, Staged
+from veil.recipe import STRICT, Training
 
 Sigma = Literal["fixed", "learned"]
 Steps = Literal["hard", "soft"]
@@ -34,8 +39,7 @@ class BDQ(nn.Module):
     """Clips ``(B, 3, T, H, W)`` in [0, 1] to what moves in them, in 2^bits levels; same shape and range, any size.
 
     `kernel` is the blur's width in pixels, `time` its length in frames, `spread` the σ it begins with, and `sigma` says
-    whether that is learned. `steps` are those of eval(): ``hard``, which have no gradient,
-    or ``soft`` as in train().
+    whether that is learned. `steps` are those of eval(): ``hard``, which have no gradient, or ``soft`` as in train().
     """
 
     past: int = 1  # frames before a frame that it depends on
@@ -70,7 +74,7 @@ class BDQ(nn.Module):
         if sigma == "learned":
             self.log_sigma = nn.Parameter(log_sigma)
         else:
-            # Paper: learned; the released code keeps it fixed.
+            # Paper: learned. Here: a choice, because the released code keeps it fixed.
             self.register_buffer("log_sigma", log_sigma)
         self.thresholds = nn.Parameter(torch.arange(self.top) + 0.5)  # (2^bits - 1,)
 
@@ -81,7 +85,9 @@ class BDQ(nn.Module):
         # In full precision whatever the others have: bf16 would round away the differences that are all there is.
         with torch.autocast(clip.device.type, enabled=False):
             x = clip if clip.dtype == torch.double else clip.float()
-            return (self._quantise(scaled(differences(self._blur(x)), self.top)) / self.top).to(clip.dtype)
+            level = self._quantise(scaled(differences(self._blur(x)), self.top))
+            # Paper: brought back to the range of the differences. Here: to [0, 1], because that is a clip's.
+            return (level / self.top).to(clip.dtype)
 
     def _blur(self, x: Tensor) -> Tensor:
         side = self.kernel // 2
@@ -102,7 +108,7 @@ class BDQ(nn.Module):
         bounds = bounds + (bounds.clamp(0, self.top) - bounds).detach()
         bounds = bounds.sort().values
         if self.steps == "hard" and not self.training:
-            return torch.bucketize(y.detach(), bounds.detach()).to(y.dtype)
+            return torch.bucketize(y.detach().contiguous(), bounds.detach()).to(y.dtype)
         level = torch.zeros_like(y)
         for bound in bounds:
             level = level + torch.sigmoid(self.hardness * (y - bound))
@@ -131,3 +137,59 @@ def scaled(x: Tensor, top: float) -> Tensor:
     # Paper: whatever the range is. Here: at least one step of 8 bits, because in a clip where nothing moves the range is
     # 0, or rounding.
     return top * (x - low) / (high - low).clamp(min=LEAST)
+
+
+def _game() -> Adversarial:
+    return Adversarial(
+        stage=Stage(size=224, batch=16, augment="none"),
+        task="i3d_r50",
+        budget=("resnet50",),
+        ignorance="entropy",
+        gamma=2.0,
+        drawing=0,
+        warming=0,
+        playing=2000,
+        optimizer="sgd",
+        cosine=True,
+        lr=1e-2,
+        lr_others=1e-2,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class BDQRecipe:
+    """The game of BDQ: A is blur, difference and quantiser; it is played as the supervised one, with entropy.
+
+    ``A, T ← descend CE(T(A(x)), y) − 2 · H(B(one frame of A(x)))``, then ``B ← descend CE(B(one frame of A(x)), p)``.
+    """
+
+    game: Adversarial = Field(default_factory=_game)
+    bits: Annotated[int, Field(ge=1, le=8)] = 4
+    hardness: Annotated[float, Field(gt=0)] = 5.0
+    sigma: Sigma = "learned"
+
+    @property
+    def steps(self) -> int:
+        """Batches in all."""
+        return self.game.steps
+
+    @property
+    def seed(self) -> int:
+        """Of everything that is left to chance."""
+        return self.game.seed
+
+    @property
+    def stage(self) -> Stage:
+        """What is played with."""
+        return self.game.stage
+
+    def network(self) -> nn.Module:
+        """A fresh anonymizer."""
+        return BDQ(self.bits, self.hardness, sigma=self.sigma)
+
+    def training(self, device: torch.device, devices: int) -> Training:
+        """See `Recipe`."""
+        torch.manual_seed(self.seed)
+        players = Players(self.game, self.network().to(device), Staged(self.stage, device, self.seed))
+        # Paper: T moves with A. Here: with B, as in every other game, because it then has a turn on what A has become.
+        return self.game.played(players, devices, players.hide, players.learn)

@@ -18,12 +18,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.core import VeilError
+from veil.fit import Game, Move, Terms
+from veil.losses import answer_loss
+from veil.methods.stage import Batch, Stage, Staged, of_clips, setup
+from veil.recipe import STRICT, Training
 
 SHIFT, SCALE, TURN = 0.5, 0.1, math.radians(5)  # the largest: of a coarse pixel, of the size, in radians
 POOL, COUNT = 64, 8
@@ -140,3 +147,57 @@ def choose(score: Callable[[list[int]], float], pool: int = POOL, count: int = C
                 raise VeilError(f"the score of the transforms {[*chosen, k]} is not a number.")
         chosen.append(max(scores, key=lambda k: scores[k]))
     return chosen
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ELR:
+    """One network learns from all motions of the pool; those with which it then answers best together are chosen."""
+
+    stage: Stage = Field(default_factory=lambda: Stage(size=224, batch=16, augment="none"))
+    factor: Annotated[int, Field(ge=1)] = 16
+    pool: Annotated[int, Field(ge=1)] = POOL
+    count: Annotated[int, Field(ge=1)] = COUNT
+    task: str = "i3d_r50"
+    task_weights: str | None = None
+    steps: Annotated[int, Field(ge=2)] = 1000
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.count > self.pool:
+            raise VeilError(f"of {self.pool} transforms, {self.count} cannot be chosen: lower count.")
+
+    def network(self) -> nn.Module:
+        """A fresh anonymizer; which of the pool are chosen is in its weights."""
+        return LowResolution(self.factor, range(self.count), self.pool, self.seed)
+
+    def training(self, device: torch.device, devices: int) -> Training:
+        """See `Recipe`."""
+        torch.manual_seed(self.seed)
+        staged = Staged(self.stage, device, self.seed)
+        task = of_clips(self.task, staged.outputs, self.stage, self.task_weights).to(device)
+        every = LowResolution(self.factor, range(self.pool), self.pool, self.seed).to(device)
+
+        def learn(batch: Batch) -> Terms:
+            which = torch.randint(self.pool, (len(batch.clip),), device=batch.clip.device)
+            return {"task": +answer_loss(task(every(batch.clip, which)), batch.action)}
+
+        def chosen() -> dict[str, Tensor]:
+            answers = [
+                staged.answers(lambda clip, k=k: every(clip, _all(clip, k)), task) for k in range(self.pool)
+            ]
+            together = torch.stack(answers)  # (pool, N, K)
+
+            def score(numbers: list[int]) -> float:
+                return staged.score(together[numbers].mean(0))
+
+            return {"transforms": every.transforms[choose(score, self.pool, self.count)]}
+
+        move = Move("learn", (task,), learn, self.lr)
+        return Training(
+            Game([move], setup(device, devices, self.seed)), staged, lambda: staged.check(every, task), chosen
+        )
+
+
+def _all(clip: Tensor, number: int) -> Tensor:
+    return torch.full((len(clip),), number, device=clip.device)

@@ -25,12 +25,17 @@ from torch import nn
 from veil import config
 from veil.core import Anonymizer, Frames, Veiled, VeilError, to_clip, to_frames
 from veil.methods.adversarial import Adversarial
+from veil.methods.bdq import BDQRecipe
+from veil.methods.elr import ELR
+from veil.methods.noisy import NoisyRecipe
 from veil.methods.penalty import Penalty
 from veil.methods.spact import SPAct
 from veil.methods.stage import Stage
+from veil.methods.stprivacy import STPrivacy
 from veil.methods.tedspad import TeDSPAD
 from veil.recipe import Recipe
 
+STEP = 16  # pixels of which sides are multiples
 CHUNK = 8  # frames that are redrawn at once, where each is redrawn by itself
 
 
@@ -52,6 +57,10 @@ RECIPES: dict[str, type[Learning]] = {
     "penalty": Penalty,
     "adversarial": Adversarial,
     "tedspad": TeDSPAD,
+    "bdq": BDQRecipe,
+    "elr": ELR,
+    "stprivacy": STPrivacy,
+    "noisy": NoisyRecipe,
 }
 
 
@@ -81,7 +90,7 @@ class Learned(Anonymizer):
         net, stage = self._made
         past, block = int(net.past), int(net.block)  # type: ignore[arg-type]
         skip = 1 if past == 0 and block == 1 else stage.skip
-        length = CHUNK if block == 1 else block
+        length = (CHUNK if self.device == "cpu" else 8 * CHUNK) if block == 1 else block
         waiting: list[Frames] = []  # frames that wait for the rest of their group
         before: list[np.ndarray] = []  # of the interleaved videos, the `past` small frames before the group
         for window in windows:
@@ -106,7 +115,7 @@ class Learned(Anonymizer):
     ) -> Frames:
         height, width = group[0].shape[:2]
         scale = stage.size / min(height, width)
-        size = max(1, round(width * scale)), max(1, round(height * scale))
+        size = _fitting(width * scale), _fitting(height * scale)
         how = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
         small = [cv2.resize(frame, size, interpolation=how) for frame in group]
         if not before:
@@ -122,6 +131,11 @@ class Learned(Anonymizer):
         return np.stack(
             [cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR) for picture in drawn]
         )
+
+
+def _fitting(length: float) -> int:
+    """The nearest length that every network takes without padding."""
+    return max(STEP, round(length / STEP) * STEP)
 
 
 def load(run: str | Path) -> Learned:

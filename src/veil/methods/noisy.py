@@ -13,9 +13,18 @@ answers an attacker who learns anew.
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from veil.fit import Game, Move, Series, Terms
+from veil.losses import answer_loss
+from veil.methods.stage import Batch, Stage, Staged, of_clips, of_frames, setup
 from veil.nn.unet import UNet, per_frame
+from veil.recipe import STRICT, Training
 
 
 class NoisyFeatures(nn.Module):
@@ -50,3 +59,71 @@ def noise_distance(changed: Tensor, noise: Tensor) -> Tensor:
         )
     # To the mean, not each to its own noise: the gradient is the same in the mean, and less noisy.
     return (changed.float() - noise.detach().float().mean(0)).square().mean()
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class NoisyRecipe:
+    """f and g learn from raw video; then T learns to show f the same, and g noise, while both hold still.
+
+    ``T ← descend D_T + privacy · D_P``
+    """
+
+    stage: Stage = Field(default_factory=Stage)
+    width: Annotated[int, Field(ge=4, le=128)] = 64
+    task: str = "r3d_18"
+    task_weights: str | None = None
+    budget: str = "resnet50"
+    privacy: Annotated[float, Field(ge=0)] = 1.0
+    drawing: Annotated[int, Field(ge=0)] = 300  # steps
+    warming: Annotated[int, Field(ge=1)] = 600  # of f and g, on raw video
+    playing: Annotated[int, Field(ge=2)] = 600
+    lr_draw: Annotated[float, Field(gt=0)] = 1e-3
+    lr_warm: Annotated[float, Field(gt=0)] = 1e-3
+    lr: Annotated[float, Field(gt=0)] = 1e-4
+    seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Batches in all."""
+        return self.drawing + self.warming + self.playing
+
+    def network(self) -> nn.Module:
+        """A fresh anonymizer."""
+        return NoisyFeatures(self.width)
+
+    def training(self, device: torch.device, devices: int) -> Training:
+        """See `Recipe`."""
+        torch.manual_seed(self.seed)
+        staged = Staged(self.stage, device, self.seed)
+        redraw = self.network().to(device)
+        task = of_clips(self.task, staged.outputs, self.stage, self.task_weights).to(device)
+        budget = of_frames(self.budget, staged.kinds, self.stage).to(device)
+        made = setup(device, devices, self.seed)
+
+        def draw(batch: Batch) -> Terms:
+            return {"clips": (redraw(batch.clip) - batch.clip).abs().mean()}
+
+        def warm(batch: Batch) -> Terms:
+            assert batch.private is not None
+            return {
+                "task": +answer_loss(task(batch.clip), batch.action),
+                "budget": +answer_loss(budget(batch.first), batch.private),
+            }
+
+        def hide(batch: Batch) -> Terms:
+            with torch.no_grad():
+                seen = task.features(batch.clip)
+                noise = budget.features(torch.rand_like(batch.first))
+            shown = redraw(batch.first[:, :, None])[:, :, 0]
+            return {
+                "task": +task_distance(seen, task.features(redraw(batch.clip))),
+                "noise": +self.privacy * noise_distance(budget.features(shown), noise),
+            }
+
+        games = [
+            (self.drawing, lambda: Game([Move("draw", (redraw,), draw, self.lr_draw)], made)),
+            (self.warming, lambda: Game([Move("warm", (task, budget), warm, self.lr_warm)], made)),
+            (self.playing, lambda: Game([Move("hide", (redraw,), hide, self.lr)], made)),
+        ]
+        series = Series({"redraw": redraw, "task": task, "budget": budget}, games)
+        return Training(series, staged, lambda: staged.check(redraw, task), redraw.state_dict)

@@ -244,28 +244,41 @@ class Staged:
             )
         return actions
 
-    @torch.no_grad()
     def check(self, redraw: nn.Module, task: nn.Module) -> dict[str, float]:
         """How well the use still sees the action in validation videos after anonymization: top-1, or class-mean AP."""
-        rows = torch.arange(0, len(self.val), max(1, len(self.val) // CHECKED))
-        right, lengths, length = self._actions(self.val)[rows], self.val.lengths[rows], self.stage.length
+        mode = redraw.training
+        redraw.eval()
+        found = self.score(self.answers(redraw, task))
+        redraw.train(mode)
+        return {"action": found}
+
+    @torch.no_grad()
+    def answers(self, redraw: Callable[[Tensor], Tensor], task: nn.Module) -> Tensor:
+        """What a network of actions says of validation videos, one clip of the middle of each: probabilities ``(N, K)``."""
+        rows = self._looked_at()
+        lengths, length = self.val.lengths[rows], self.stage.length
         steps = torch.clamp((lengths - 1) // max(1, length - 1), 1, self.stage.skip)
         start = (lengths - 1 - steps * (length - 1)).clamp_min(0) // 2
         when = start[:, None] + steps[:, None] * torch.arange(length)
-        modes = redraw.training, task.training
-        redraw.eval()
+        mode = task.training
         task.eval()
         found = []
         for some in torch.arange(len(rows)).split(self.stage.batch):
             clip = self.val.clips(rows[some], when[some]).float() / 255
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-                found.append(task(redraw(clip)).float().cpu())
-        redraw.train(modes[0])
-        task.train(modes[1])
-        logits, truth = torch.cat(found).double(), right.numpy()
-        answers = (logits.sigmoid() if truth.ndim == 2 else logits.softmax(1)).numpy()
-        score = class_mean_average_precision(answers, truth) if truth.ndim == 2 else top1(answers, truth)
-        return {"action": score.value}
+                found.append(task(redraw(clip)).double().cpu())
+        task.train(mode)
+        logits = torch.cat(found)
+        return logits.sigmoid() if self.actions.ndim == 2 else logits.softmax(1)
+
+    def score(self, answers: Tensor) -> float:
+        """How right these `answers` are."""
+        right = self._actions(self.val)[self._looked_at()].numpy()
+        scored = class_mean_average_precision if right.ndim == 2 else top1
+        return scored(answers.numpy(), right).value
+
+    def _looked_at(self) -> Tensor:
+        return torch.arange(0, len(self.val), max(1, len(self.val) // CHECKED))
 
 
 def setup(device: torch.device, devices: int, seed: int, *, ema: float | None = None) -> Setup:

@@ -23,12 +23,19 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.core import VeilError
+from veil.fit import Terms
+from veil.methods.adversarial import Adversarial, Players
+from veil.methods.stage import Batch, Stage, Staged
+from veil.recipe import STRICT, Training
 
 LONG, SIDE = 2, 16  # frames and pixels of a tubelet
 STAGES, RATIOS = (3, 6, 9), (0.7, 0.49, 0.34)
@@ -235,3 +242,66 @@ def _grid(frames: int, height: int, width: int) -> tuple[int, int, int]:
             f"STPrivacy cuts clips into {LONG}×{SIDE}×{SIDE}: {frames} frames of {height}×{width} pixels do not fit."
         )
     return frames // LONG, height // SIDE, width // SIDE
+
+
+def _game() -> Adversarial:
+    # Paper: ViTs tell actions and private attributes. Here: MViT and ViT-B, because they are the ones at hand.
+    return Adversarial(
+        stage=Stage(batch=8, augment="none"),
+        task="mvit_v2_s",
+        budget=("vit_b_16",),
+        ignorance="reversal",
+        gamma=1.0,
+        optimizer="adamw",
+        cosine=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class STPrivacy:
+    """The game of STPrivacy: the supervised one, with a price for keeping more or fewer tubelets than the ratios say."""
+
+    game: Adversarial = Field(default_factory=_game)
+    dim: Annotated[int, Field(ge=12)] = 192
+    depth: Annotated[int, Field(ge=1)] = 12
+    heads: Annotated[int, Field(ge=1)] = 3
+    stages: tuple[int, ...] = STAGES
+    ratios: tuple[float, ...] = RATIOS
+    price: Annotated[float, Field(ge=0)] = 2.0  # of L_ratio
+
+    def __post_init__(self) -> None:
+        self.network()  # says what does not go together
+
+    @property
+    def steps(self) -> int:
+        """Batches in all."""
+        return self.game.steps
+
+    @property
+    def seed(self) -> int:
+        """Of everything that is left to chance."""
+        return self.game.seed
+
+    @property
+    def stage(self) -> Stage:
+        """What is played with."""
+        return self.game.stage
+
+    def network(self) -> nn.Module:
+        """A fresh anonymizer."""
+        stage = self.stage
+        return TokenSelection(
+            self.dim, self.depth, self.heads, self.stages, self.ratios, stage.length, stage.size
+        )
+
+    def training(self, device: torch.device, devices: int) -> Training:
+        """See `Recipe`."""
+        torch.manual_seed(self.seed)
+        redraw = self.network().to(device)
+        players = Players(self.game, redraw, Staged(self.stage, device, self.seed))
+
+        def hide(batch: Batch) -> Terms:
+            drawn, masks = redraw.drawn(batch.clip)  # type: ignore[operator]
+            return {**players.hide(batch, drawn), "ratio": self.price * ratio_loss(masks, self.ratios)}
+
+        return self.game.played(players, devices, hide, players.learn)

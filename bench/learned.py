@@ -1,0 +1,256 @@
+"""The table of learned anonymizers: each is trained by its recipe, and then put before the audit's attackers.
+
+    python bench/learned.py table DATA -o docs/results/rows [--only spact,bdq] [--seeds 0,1,2] [--seconds 500]
+    python bench/learned.py list
+
+DATA is as in bench/audit.py, whose rows these stand beside: one file for each protocol, row and seed; files that are
+there are not made again, so that the table can be made in several sittings. The seed is that of the training and of the
+attackers. `python bench/audit.py merge docs/results/rows -o PAGES` makes one page of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import torch
+
+import audit  # before the others: it does without PyAV where there is none
+from veil import config
+from veil.audit.judge import Data, judge
+from veil.audit.result import save
+from veil.audit.suites import Suite
+from veil.data import Dataset
+from veil.methods import learned, stage
+from veil.methods.learned import Learned
+from veil.train import train
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+PREFIX = {"penalty": "spact.", "tedspad": "spact."}  # where a recipe keeps its stage
+GAMES = {"bdq": "game.", "stprivacy": "game."}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A recipe and what is changed in it."""
+
+    recipe: str
+    sets: tuple[str, ...] = ()
+    main: bool = False  # every seed and both protocols; otherwise one seed of UTD-MHAD
+
+
+ROWS: dict[str, Row] = {
+    "SPAct": Row("spact", main=True),
+    "penalty B 0.5": Row("penalty", main=True),
+    "adversarial": Row("adversarial", main=True),
+    "TeD-SPAD": Row("tedspad", main=True),
+    "BDQ": Row("bdq", main=True),
+    "ELR 16": Row("elr", main=True),
+    "STPrivacy": Row("stprivacy", main=True),
+    "noisy features": Row("noisy", main=True),
+    **{f"penalty B {b}": Row("penalty", (f"bound={b}",)) for b in (0.3, 0.7, 0.9)},
+    **{f"penalty B 0.1 lambda {w}": Row("penalty", ("bound=0.1", f"weight={w}")) for w in (0, 0.25, 0.5, 1)},
+    "penalty as released": Row("penalty", ("bound=0.3", "detached=true", 'spact.cap="none"')),
+    **{f"SPAct omega {w}": Row("spact", (f"omega={w}",)) for w in (0.1, 0.3, 3, 10)},
+    "SPAct without cap": Row("spact", ('cap="none"',)),
+    "SPAct frozen": Row("spact", ('branch="frozen"',)),
+    "SPAct spatio-temporal": Row("spact", ('branch="spatiotemporal"', 'budget=["small3d"]')),
+    "SPAct views": Row("spact", ('stage.pairs="views"',)),
+    "SPAct near": Row("spact", ('stage.pairs="near"',)),
+    "SPAct far": Row("spact", ('stage.pairs="far"',)),
+    "SPAct MoCo": Row("spact", ('contrast="moco"',)),
+    "SPAct RotNet": Row("spact", ('contrast="rotnet"',)),
+    "SPAct MobileNet": Row("spact", ('budget=["mobilenet_v1"]',)),
+    "SPAct ensemble": Row("spact", ('budget=["resnet18", "mobilenet_v1"]',)),
+    "SPAct UNet++": Row("spact", ('net="unet++"',)),
+    "SPAct stronger": Row("spact", ("omega=3", "turns=3", "lively=true")),
+    "SPAct, the paper's networks": Row(
+        "spact", ("width=64", 'task="r3d_18_spact"', 'budget=["resnet50"]', "playing=800")
+    ),
+    "adversarial, ours": Row("adversarial-ours"),
+}
+SUITE: Suite = replace(audit.SUITE, uses=audit.SUITE.uses[:1])
+Task = tuple[str, str, int]  # protocol, row, seed
+
+
+def file_name(protocol: str, name: str, seed: int) -> str:
+    return f"{protocol}.{audit.slug(name)}.{seed}.json"
+
+
+def changed(row: Row, protocol: str, seed: int) -> list[str]:
+    """What is set in a recipe for one protocol and seed."""
+    at = PREFIX.get(row.recipe, GAMES.get(row.recipe, ""))
+    sets = [*row.sets, f"{at}seed={seed}", f'{at}stage.use.root="."']
+    if protocol == "ucf-sports-utkface":
+        sets += [
+            f'{at}stage.use.name="ucf-sports"',
+            f'{at}stage.private={{name="utkface", root="."}}',
+            f'{at}stage.pairs="views"',
+        ]
+    return sets
+
+
+def work(
+    worker: int, tasks: list[Task], taken: Any, data: dict[str, Data], given: argparse.Namespace
+) -> None:
+    """Take tasks until there are none, or no time for another."""
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    known: dict[str, Dataset] = {}
+    for one in data.values():
+        known |= {dataset.name: dataset for dataset in (one.use, one.private) if dataset}
+    stage.read_data = lambda name, root, **_: known[name]  # decoded once, for all
+    longest = 0.0
+    while True:
+        with taken.get_lock():
+            number = taken.value
+            taken.value += 1
+        if number >= len(tasks):
+            return
+        protocol, name, seed = tasks[number]
+        path = given.output / file_name(protocol, name, seed)
+        if path.exists():
+            continue
+        start = time.monotonic()
+        if start + longest - given.begun > given.seconds:
+            return
+        try:
+            judged(protocol, name, seed, path, data[protocol], given)
+        except Exception as error:
+            print(f"FAILED {protocol} {name} {seed}: {type(error).__name__}: {error}", flush=True)
+            (given.output / "failed").mkdir(exist_ok=True)
+            continue
+        longest = max(longest, time.monotonic() - start) if name != "raw" else longest
+        print(
+            f"{start - given.begun:5.0f} s +{time.monotonic() - start:4.0f} s [{worker}] {path.stem}",
+            flush=True,
+        )
+
+
+def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: argparse.Namespace) -> None:
+    """Train a row and judge it."""
+    anonymizer, command, spent = None, "python bench/audit.py table DATA -o DIR", 0.0
+    if name != "raw":
+        row = ROWS[name]
+        run = given.runs / path.stem
+        sets = changed(row, protocol, seed)
+        began = time.monotonic()
+        if not (run / "weights.safetensors").exists():
+            shutil.rmtree(run, ignore_errors=True)
+            if given.tiny:
+                sets += tiny(row)
+            train(RECIPES / f"{row.recipe}.toml", run, sets=tuple(sets), device=given.device, every=10**9)
+            spent = time.monotonic() - began
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)
+        anonymizer = Learned(str(run / "weights.safetensors"), given.device)
+        told = [text for text in sets if "root" not in text]
+        command = f"veil train recipes/{row.recipe}.toml -o RUN " + " ".join(f"--set '{t}'" for t in told)
+        while not (given.output / file_name(protocol, "raw", seed)).exists():
+            time.sleep(0.5)
+    suite = SUITE
+    if protocol == "ucf-sports-utkface":
+        fewer = {
+            sees: replace(effort, steps=400) for sees, effort in suite.efforts.items() if "clips" in sees
+        }
+        suite = replace(suite, efforts=suite.efforts | fewer)
+    if seed > 0 or (name != "raw" and not ROWS[name].main):
+        suite = replace(suite, knows=("raw", "adapted"))
+    if given.tiny:
+        suite = audit.tiny(suite)
+    (result,) = judge(
+        {name: anonymizer}, data, suite, seeds=[seed], device=given.device, keep=given.keep, command=command
+    )
+    result = replace(result, settings={**result.settings, "training seconds": round(spent, 1)})
+    for found in result.rows:
+        print(
+            f"    {name:30s} {found.target:10s} {found.by:20s} {found.knows:9s} {found.value:.3f}", flush=True
+        )
+    save(result, path.with_suffix(".part"))
+    path.with_suffix(".part").replace(path)
+
+
+def tiny(row: Row) -> list[str]:
+    """To see that everything runs, on a processor."""
+    at = PREFIX.get(row.recipe, GAMES.get(row.recipe, ""))
+    kind = learned.RECIPES[config.kind_of(RECIPES / f"{row.recipe}.toml")]
+    sets = [f"{at}stage.batch=2", f"{at}stage.stills=2"]
+    fields = json.dumps(config.schema(kind))
+    for key, value in (("drawing", 1), ("warming", 1), ("playing", 2), ("learning", 2)):
+        if f'"{key}"' in fields:
+            sets.append(f"{at}{key}={value}")
+    return sets
+
+
+def table(given: argparse.Namespace) -> None:
+    given.output.mkdir(parents=True, exist_ok=True)
+    given.begun = time.monotonic()
+    found = audit.datasets(given.data)
+    data = {
+        name: Data(audit.held(one.use), audit.held(one.private) if one.private else None)
+        for name, one in found.items()
+        if name in given.protocols.split(",")
+    }
+    print(f"decoded in {time.monotonic() - given.begun:.1f} s", flush=True)
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    only = given.only.split(";") if given.only else None
+    tasks: list[Task] = [(protocol, "raw", seed) for seed in seeds for protocol in data]
+    for seed in seeds:
+        for protocol in data:
+            for name, row in ROWS.items():
+                side = seed > 0 or protocol != "utd-mhad"
+                if (only is None and (row.main or not side)) or (only is not None and name in only):
+                    tasks.append((protocol, name, seed))
+    tasks = [t for t in tasks if not (given.output / file_name(*t)).exists()]
+    context = multiprocessing.get_context("fork")  # the frames are shared; CUDA begins after it
+    taken = context.Value("i", 0)
+    workers = [context.Process(target=work, args=(i, tasks, taken, data, given)) for i in range(given.jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    done = sum((given.output / file_name(*task)).exists() for task in tasks)
+    print(f"{done} of {len(tasks)} tasks are done", flush=True)
+    if any(worker.exitcode for worker in workers):
+        sys.exit("a worker failed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("list")
+    one = verbs.add_parser("table")
+    one.add_argument("data", type=Path)
+    one.add_argument("-o", "--output", type=Path, required=True)
+    one.add_argument("--only", help="rows, with ; between; every seed and protocol that is named")
+    one.add_argument("--seeds", default="0,1,2")
+    one.add_argument("--protocols", default="utd-mhad,ucf-sports-utkface")
+    one.add_argument("--seconds", type=float, default=1e9, help="take no task that may end later")
+    one.add_argument("--jobs", type=int, default=8, help="tasks done at once")
+    one.add_argument("--keep", type=Path, help="folder for recognizers of raw video")
+    one.add_argument("--runs", type=Path, help="folder for the trained runs")
+    one.add_argument("--device", default="cuda")
+    one.add_argument("--tiny", action="store_true", help="to see that it runs")
+    given = parser.parse_args()
+    if given.verb == "list":
+        for name, row in ROWS.items():
+            print(f"{name:32s} recipes/{row.recipe}.toml {' '.join(row.sets)}")
+        return
+    given.keep = given.keep or given.output / "keep"
+    given.runs = given.runs or given.output / "runs"
+    table(given)
+
+
+if __name__ == "__main__":
+    main()
