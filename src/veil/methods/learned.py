@@ -9,7 +9,8 @@ cut into blocks that are counted from the first frame, whatever the windows are.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,8 +34,11 @@ from veil.methods.spact import SPAct
 from veil.methods.stage import Stage
 from veil.methods.stprivacy import STPrivacy
 from veil.methods.tedspad import TeDSPAD
+from veil.nn import onnx
+from veil.nn.unet import ImageToImage, to_onnx
 from veil.recipe import Recipe
 
+Redraw = Callable[[Frames], Frames]
 STEP = 16  # pixels of which sides are multiples
 CHUNK = 8  # frames that are redrawn at once, where each is redrawn by itself
 
@@ -87,50 +91,65 @@ class Learned(Anonymizer):
 
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         """See `Anonymizer`."""
-        net, stage = self._made
+        (net, stage), redraw = self._made, self._redraw
         past, block = int(net.past), int(net.block)  # type: ignore[arg-type]
         skip = 1 if past == 0 and block == 1 else stage.skip
         length = (CHUNK if self.device == "cpu" else 8 * CHUNK) if block == 1 else block
         waiting: list[Frames] = []  # frames that wait for the rest of their group
-        before: list[np.ndarray] = []  # of the interleaved videos, the `past` small frames before the group
+        before: list[Frames] = []  # of the interleaved videos, the `past` small frames before the group
         for window in windows:
             for frame in window:
                 waiting.append(frame)
                 if len(waiting) == length * skip:
-                    yield Veiled(self._redrawn(net, stage, waiting, before, skip, past), None)
+                    yield Veiled(_redrawn(redraw, stage.size, waiting, before, skip, past), None)
                     waiting = []
         if waiting:
             missing = -len(waiting) % (block * skip) if block > 1 else -len(waiting) % skip
             group = [*waiting, *[waiting[-1]] * missing]
-            yield Veiled(self._redrawn(net, stage, group, before, skip, past)[: len(waiting)], None)
+            yield Veiled(_redrawn(redraw, stage.size, group, before, skip, past)[: len(waiting)], None)
 
-    def _redrawn(
-        self,
-        net: nn.Module,
-        stage: Stage,
-        group: list[Frames],
-        before: list[np.ndarray],
-        skip: int,
-        past: int,
-    ) -> Frames:
-        height, width = group[0].shape[:2]
-        scale = stage.size / min(height, width)
-        size = _fitting(width * scale), _fitting(height * scale)
-        how = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
-        small = [cv2.resize(frame, size, interpolation=how) for frame in group]
-        if not before:
-            before += small[:skip] * past  # before the first frames nothing moved
-        seen = [*before, *small]
-        before[:] = seen[len(seen) - past * skip :]
-        drawn: list[Any] = [None] * len(group)
-        with torch.inference_mode():
-            for phase in range(skip):
-                clip = to_clip(np.stack(seen[phase::skip]))[None].to(self.device)
-                out = to_frames(net(clip)[0])[past:]
-                drawn[phase::skip] = list(out)
-        return np.stack(
-            [cv2.resize(picture, (width, height), interpolation=cv2.INTER_LINEAR) for picture in drawn]
-        )
+    @cached_property
+    def _redraw(self) -> Redraw:
+        """Frames ``(T, h, w, 3)``, h and w multiples of 16, redrawn."""
+        net, _ = self._made
+        if self.device == "cpu" and isinstance(image := getattr(net, "net", None), ImageToImage):
+            # Several times as fast as torch on a processor, above all on one that has other work.
+            with tempfile.TemporaryDirectory(prefix="veil-") as folder:
+                to_onnx(image, Path(folder) / "net.onnx", 4 * STEP)
+                model = onnx.session(Path(folder) / "net.onnx")
+
+            def by_onnx(frames: Frames) -> Frames:
+                (drawn,) = model.run(None, {"images": frames.transpose(0, 3, 1, 2).astype(np.float32) / 255})
+                return np.rint(np.asarray(drawn).clip(0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
+
+            return by_onnx
+
+        def by_torch(frames: Frames) -> Frames:
+            with torch.inference_mode():
+                return to_frames(net(to_clip(frames)[None].to(self.device))[0])
+
+        return by_torch
+
+
+def _redrawn(
+    redraw: Redraw, side: int, group: list[Frames], before: list[Frames], skip: int, past: int
+) -> Frames:
+    """Frames of one group, through the network at its size; `before` are the small frames that it follows."""
+    height, width = group[0].shape[:2]
+    scale = side / min(height, width)
+    size = _fitting(width * scale), _fitting(height * scale)
+    how = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
+    small: list[Frames] = [
+        np.asarray(cv2.resize(frame, size, interpolation=how), np.uint8) for frame in group
+    ]
+    if not before:
+        before += small[:skip] * past  # before the first frames nothing moved
+    seen = [*before, *small]
+    before[:] = seen[len(seen) - past * skip :]
+    drawn: list[Any] = [None] * len(group)
+    for phase in range(skip):
+        drawn[phase::skip] = list(redraw(np.stack(seen[phase::skip]))[past:])
+    return np.stack([cv2.resize(frame, (width, height), interpolation=cv2.INTER_LINEAR) for frame in drawn])
 
 
 def _fitting(length: float) -> int:

@@ -1,0 +1,176 @@
+"""Training throughput: SPAct's game as Veil plays it against the same game written naively, in one run.
+
+    python bench/train.py DATA [--device cuda] [--turns 60] [--width 64]
+
+DATA holds `utd_mhad_depth`. Naive: fp32 without TF32, plain memory layout, every clip decoded again from its file (by
+eight processes that work ahead), the released code's order of turns. Veil: frames decoded once and held as bytes on the
+device, bf16, channels-last. Both play the same networks (U-Net, R3D-18, ResNet-50) on the same number of clips and
+pairs. And onnxruntime against torch for the U-Net on a processor (`--device cpu --speed`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+import audit  # does without PyAV where there is none
+from veil.data import Dataset, read
+from veil.data.frames import square
+from veil.losses import nt_xent
+from veil.methods import stage
+from veil.methods.spact import Projector, Redraw, SPAct
+from veil.methods.stage import Source, Stage
+from veil.nn import image, unet, video
+
+
+class Decoded(TorchDataset):
+    """A clip of 16 frames and two frames of a video, decoded anew each time."""
+
+    def __init__(self, dataset: Dataset, size: int, length: int):
+        self.samples = [sample for sample in dataset.samples if sample.split == "train"]
+        self.size, self.length = size, length
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]:
+        sample = self.samples[index % len(self.samples)]
+        capture = cv2.VideoCapture(str(sample.path))
+        frames = []
+        while (got := capture.read())[0]:
+            frames.append(cv2.cvtColor(got[1], cv2.COLOR_BGR2RGB))
+        small = torch.from_numpy(square(np.stack(frames), self.size)).permute(3, 0, 1, 2).float() / 255
+        start = int(torch.randint(max(1, small.shape[1] - 2 * self.length), ()))
+        when = (start + 2 * torch.arange(self.length)).clamp_max(small.shape[1] - 1)
+        a, b = torch.randint(small.shape[1], (2,)).tolist()
+        return small[:, when], int(sample.action or 0), small[:, a], small[:, b]
+
+
+def naive(dataset: Dataset, recipe: SPAct, turns: int, device: torch.device) -> float:
+    """Seconds a turn."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    redraw = Redraw(unet.make("unet", width=recipe.width)).to(device)
+    task = video.make(recipe.task, len(dataset.actions), size=recipe.stage.size).to(device)
+    budget = Projector(image.make("resnet50", 1, size=recipe.stage.size)).to(device)
+    hider = torch.optim.Adam(redraw.parameters(), 1e-4)
+    learner = torch.optim.Adam([*task.parameters(), *budget.parameters()], 1e-4)
+    clips = Decoded(dataset, recipe.stage.size, recipe.stage.length)
+    pairs = DataLoader(clips, recipe.stage.stills, num_workers=4, shuffle=True)
+    loader = DataLoader(clips, recipe.stage.batch, num_workers=4, shuffle=True)
+    begun = 0.0
+    for turn, (batch, people) in enumerate(zip(loader, pairs, strict=False)):
+        if turn == 6:
+            _wait(device)
+            begun = time.perf_counter()
+        if turn == 6 + turns:
+            break
+        clip, action = batch[0].to(device), batch[1].to(device)
+        first, second = people[2].to(device), people[3].to(device)
+        hiding = turn % 2 == 0
+        for net, learns in ((redraw, hiding), (task, not hiding), (budget, not hiding)):
+            net.train(learns).requires_grad_(learns)
+        use = F.cross_entropy(task(redraw(clip)), action)
+        found = nt_xent(
+            budget(redraw(first[:, :, None])[:, :, 0]), budget(redraw(second[:, :, None])[:, :, 0])
+        )
+        optimizer = hider if hiding else learner
+        optimizer.zero_grad()
+        (use - found if hiding else use + found).backward()
+        optimizer.step()
+        float(use)
+    _wait(device)
+    return (time.perf_counter() - begun) / turns
+
+
+def veil(dataset: Dataset, recipe: SPAct, turns: int, device: torch.device) -> float:
+    """Seconds a turn."""
+    stage.read_data = lambda *_, **__: audit.held(dataset)
+    torch.backends.cudnn.benchmark = True
+    training = recipe.training(device, 1)
+    begun = 0.0
+    for turn in range(10 + turns):
+        if turn == 10:
+            _wait(device)
+            begun = time.perf_counter()
+        training.game.turn(training.batch(turn))
+    _wait(device)
+    return (time.perf_counter() - begun) / turns
+
+
+def speed() -> None:
+    """The U-Net on a processor: milliseconds a frame by torch and by onnxruntime."""
+    from veil.nn import onnx
+
+    for width in (8, 16, 64):
+        for size in (112, 224):
+            net = unet.make("unet", width=width).eval()
+            batch = torch.rand(4, 3, size, size)
+            with tempfile.TemporaryDirectory() as folder:
+                unet.to_onnx(net, Path(folder) / "net.onnx", size)
+                model = onnx.session(Path(folder) / "net.onnx")
+            with torch.inference_mode():
+                ways = {
+                    "torch": lambda net=net, batch=batch: net(batch),
+                    "onnxruntime": lambda m=model, b=batch: m.run(None, {"images": b.numpy()}),
+                }
+                told: dict[str, float] = {"width": width, "size": size}
+                for name, way in ways.items():
+                    way()
+                    times = []
+                    for _ in range(5):
+                        begun = time.perf_counter()
+                        way()
+                        times.append((time.perf_counter() - begun) / len(batch))
+                    told[f"{name} ms"] = round(1e3 * min(times), 2)
+            print(json.dumps(told), flush=True)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--speed", action="store_true")
+    given = parser.parse_args()
+    if given.speed or given.data is None:
+        speed()
+        return
+    dataset = read("utd-mhad", given.data / "utd_mhad_depth")
+    device = torch.device(given.device)
+    small = device.type == "cpu"
+    part = Stage(use=Source(name="utd-mhad"), batch=2 if small else 24, stills=2 if small else 64, flip=False)
+    recipe = SPAct(stage=part, width=given.width, drawing=0, warming=0)
+    slow = naive(dataset, recipe, given.turns, device)
+    fast = veil(dataset, recipe, given.turns, device)
+    print(
+        json.dumps(
+            {
+                "naive ms a turn": round(1e3 * slow, 1),
+                "veil ms a turn": round(1e3 * fast, 1),
+                "ratio": round(slow / fast, 2),
+                "veil clips a second": round(part.batch / fast, 1),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
