@@ -1,5 +1,6 @@
 """Every recipe is read, and plays two turns on tiny data in the true layout; those of the papers say what the papers report."""
 
+import json
 import math
 import re
 import shlex
@@ -13,15 +14,15 @@ import numpy as np
 import pytest
 import scipy.io
 import torch
-from data import layouts
 from PIL import Image
-from safetensors.torch import load_file
 
+from data import layouts
 from veil import config, methods
 from veil import train as training
 from veil.data import DATASETS
 from veil.fit import Game, Measured, Series
 from veil.methods.learned import RECIPES as ANONYMIZERS
+from veil.run import Run
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 FILES = sorted(FOLDER.rglob("*.toml"))
@@ -36,6 +37,7 @@ WHOLE = {
     "selective-t2-kth-bdq",
     "selective-t2-kth-elr-s16",
 }
+MOVES = {"elr": ["learn", "learn"], "noisy": ["warm", "hide", "hide"]}  # else one to hide and one to learn
 WHERE = {"penalty": "spact.", "tedspad": "spact.", "bdq": "game.", "stprivacy": "game."}  # the inner game
 
 
@@ -60,12 +62,14 @@ def data(tmp_path_factory):
     def made(name: str) -> Path:
         root = tmp_path_factory.mktemp(name)
         if name == "ucf101":
-            layouts.ucf101(root, groups=11)
+            layouts.ucf101(root, groups=10)
         elif name == "pa-hmdb51":
             layouts.pa_hmdb51(root)
         elif name == "vp-hmdb51":
             layouts.hmdb51(root)
-            names = [f"{action}/{n}.mp4" for action in ("clap", "brush_hair") for n in layouts.hmdb_names(action)]
+            names = [
+                f"{action}/{n}.mp4" for action in ("clap", "brush_hair") for n in layouts.hmdb_names(action)
+            ]
             layouts.vp(root, "hmdb51", names)
         elif name == "p-hvu":
             tags = ("abseiling|rope|cliff", "walking|dog|park", "abseiling|dog|park")
@@ -81,7 +85,7 @@ def data(tmp_path_factory):
             getattr(layouts, name)(root)
         for number, path in enumerate(sorted(root.rglob("*"))):
             if path.suffix in (".avi", ".mp4"):
-                shutil.copy(clip(number % 4, 90 if name == "ipn" else 12), path)
+                shutil.copy(clip(number % 4, 90 if name == "ipn" else 8), path)
             elif path.name == "rgb_000001.png":
                 for frame in range(1, 6):
                     picture = chance.integers(0, 256, (36, 48, 3), np.uint8)
@@ -114,7 +118,7 @@ def small(path: Path) -> tuple[str, ...]:
     method = config.kind_of(path)
     inner = WHERE.get(method, "")
     recipe: Any = config.read(path, training.RECIPES[method])
-    stage = {"size": 32, "length": 4, "batch": 2, "stills": 3, "held": 12}
+    stage = {"size": 32, "length": 4, "batch": 2, "stills": 2, "held": 8}
     sets = [f"{inner}stage.{key}={value}" for key, value in stage.items()]
     if method == "elr":
         sets += ["steps=2", "pool=3", "count=2", f"stage.size={max(32, recipe.factor)}"]
@@ -126,13 +130,16 @@ def small(path: Path) -> tuple[str, ...]:
     sets.append(f"{inner}task=small3d")
     if method == "stprivacy":
         sets += ["dim=24", "depth=4", "stages=[1, 2, 3]"]
-    elif method != "elr" and method != "bdq":
-        sets += [f"{inner}width=8", *([] if method == "noisy" else [f"{inner}net=unet"])]
+    elif method not in ("elr", "bdq"):
+        sets.append(f"{inner}width=8")
+        if getattr(game, "net", "") == "unet++":
+            sets.append(f"{inner}net=unet")
     if method == "noisy":
         sets.append("budget=small2d")
     elif method != "elr":
         net = "small3d" if getattr(game, "branch", "") == "spatiotemporal" else "small2d"
-        sets.append(f"{inner}budget={[net] * len(game.budget)}".replace("'", '"'))
+        budget = [name if name == "mobilenet_v1" else net for name in game.budget]
+        sets.append(f"{inner}budget={json.dumps(budget)}")
     return tuple(sets)
 
 
@@ -140,24 +147,16 @@ class Watch:
     """Stands in for `fit`: plays the same, and notes after each turn what moved."""
 
     def __init__(self) -> None:
-        self.turns: list[tuple[Measured, set[str], set[str]]] = []  # of each turn: all names, those that moved
+        self.turns: list[tuple[Measured, set[str]]] = []
 
     def __call__(self, game: Game[Any] | Series[Any], batches: Iterable[Any]) -> Iterator[Measured]:
+        tensors = game._tensors() if isinstance(game, Series) else game._named()  # live, by network and name
         for batch in batches:
-            if isinstance(game, Series) and self.turns and len(self.turns) == 1 and self.turns[0][0].move == "warm":
-                before = None  # the game of the next turn is not made yet
-            else:
-                before = weights(game)
+            before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             measured = game.turn(batch)
-            after = weights(game)
-            if before is not None:
-                moved = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
-                self.turns.append((measured, set(after), moved))
+            moved = {name for name, tensor in tensors.items() if not torch.equal(tensor, before[name])}
+            self.turns.append((measured, moved))
             yield measured
-
-
-def weights(game: Game[Any] | Series[Any]) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in game.state()[0].items() if name.startswith(("weights/", "rest/"))}
 
 
 @pytest.mark.parametrize("path", FILES, ids=short)
@@ -172,29 +171,33 @@ def test_it_is_read(path):
 def test_two_turns_move_whose_turn_it_is(path, data, tmp_path, monkeypatch):
     watch = Watch()
     monkeypatch.setattr(training, "fit", watch)
-    run = tmp_path / "run"
-    file = training.train(path, run, sets=(*small(path), *at(path, data)), device="cpu")
+    if path.stem in WHOLE:  # their checkpoints have gigabytes
+        monkeypatch.setattr(Run, "save", lambda *_, **__: None)
+    file = training.train(path, tmp_path / "run", sets=(*small(path), *at(path, data)), device="cpu")
     method = config.kind_of(path)
-    seen = [measured.move for measured, _, _ in watch.turns]
-    assert seen == {"elr": ["learn", "learn"], "noisy": ["warm", "hide"]}.get(method, ["hide", "learn"])
-    for measured, names, moved in watch.turns:
+    seen = [measured.move for measured, _ in watch.turns]
+    assert seen == MOVES.get(method, ["hide", "learn"])
+    for measured, moved in watch.turns:
         assert measured.terms and all(math.isfinite(float(term)) for term in measured.terms.values())
-        mine = {name for name in names if name.startswith(f"weights/{measured.move}.")}
-        assert moved and moved <= mine
-        players = {name.split("/")[1] for name in mine}
-        assert {name.split("/")[1] for name in moved} == players, "a player whose turn it was stood still"
-        if measured.move == "hide":  # the anonymizer, and nobody else
-            assert {name.partition("/hide.0/")[2] for name in mine} == set(load_file(file))
+        networks = {name.partition("/")[0] for name in moved}
+        if measured.move == "hide":
+            assert networks == {"redraw"}
+        else:
+            assert "redraw" not in networks and networks & {"task", "learn.0"}
     frames = np.random.default_rng(1).integers(0, 256, (5, 36, 48, 3), np.uint8)
-    drawn = np.concatenate([part.frames for part in methods.load(run).stream([frames])])
+    drawn = np.concatenate([part.frames for part in methods.load(file.parent).stream([frames])])
     assert drawn.shape == frames.shape and drawn.dtype == np.uint8 and (drawn != frames).any()
-    shutil.rmtree(run)  # some are large
+    shutil.rmtree(file.parent)  # some are large
 
 
 def rows() -> list[tuple[str, ...]]:
     """The table of the papers' rows: row, table, recipe or command, evaluated on, what is reported."""
     lines = (PAPER / "README.md").read_text().splitlines()
-    cells = [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines if line.startswith("| ")]
+    cells = [
+        tuple(cell.strip() for cell in line.strip("|").split(" | "))
+        for line in lines
+        if line.startswith("| ")
+    ]
     return cells[1:]
 
 

@@ -137,10 +137,10 @@ class Augment:
 
     def _resampled(self, clips: Tensor, boxes: list[_Box], flipped: Tensor) -> Tensor:
         count, _, length, height, width = clips.shape
-        sides = torch.tensor(boxes, dtype=torch.float64)  # (B, 4)
-        rows = _resampling(sides[:, 0], sides[:, 1], height, self.size).to(clips.device)  # (B, size, H)
+        sides = torch.tensor(boxes, dtype=torch.float64).to(clips.device)  # (B, 4)
+        rows = _resampling(sides[:, 0], sides[:, 1], height, self.size)  # (B, size, H)
         columns = _resampling(sides[:, 2], sides[:, 3], width, self.size)
-        columns = torch.where(flipped.cpu()[:, None, None], columns.flip(1), columns).to(clips.device)
+        columns = torch.where(flipped.to(clips.device)[:, None, None], columns.flip(1), columns)
         light = clips.float() / 255 if clips.dtype == torch.uint8 else clips
         narrow = light.reshape(count, -1, width) @ columns.to(light.dtype).mT  # (B, 3TH, size)
         narrow = narrow.reshape(count, -1, height, self.size).mT.reshape(count, -1, height)
@@ -232,8 +232,8 @@ def _inside(shape: tuple[int, int], tall: float, wide: float, top: float, left: 
 def _resampling(start: Tensor, end: Tensor, pixels: int, size: int) -> Tensor:
     """Weights ``(B, size, pixels)`` that resize what lies from start to end, smoothing as they shrink."""
     scale = ((end - start) / size)[:, None, None]
-    center = start[:, None, None] + (torch.arange(size)[:, None] + 0.5) * scale
-    pixel = torch.arange(pixels)
+    center = start[:, None, None] + (torch.arange(size, device=start.device)[:, None] + 0.5) * scale
+    pixel = torch.arange(pixels, device=start.device)
     weight = (1 - (pixel + 0.5 - center).abs() / scale.clamp_min(1)).clamp_min(0)
     weight = weight * ((pixel >= start[:, None, None]) & (pixel < end[:, None, None]))
     return weight / weight.sum(-1, keepdim=True)
