@@ -62,6 +62,7 @@ ORDER = [
     "methods.elr",
     "methods.stprivacy",
     "methods.noisy",
+    "methods.everyone",
     "methods.learned",
     "methods",
     "audit.result",

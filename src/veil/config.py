@@ -1,8 +1,9 @@
 """Recipes: a TOML file becomes a checked frozen dataclass.
 
 The dataclass is the only place that says what a recipe holds: its types are the checks, the flags (``--set key=value``)
-and the web form. The top-level key ``method`` says which dataclass is meant. TOML has no word for nothing, so the text
-``"none"`` stands for it where a value may be absent.
+and the web form. The top-level key ``method`` says which dataclass is meant. A table need not be complete: what it says is
+laid over the default of its field. TOML has no word for nothing, so the text ``"none"`` stands for it where a value may be
+absent.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from veil.core import VeilError
 
@@ -132,21 +134,27 @@ def _value(written: str) -> Any:
     return parsed["value"] if len(parsed) == 1 else written
 
 
-def _known(hint: Any, value: Any, key: str, origin: Origin) -> Any:
-    """The value with "none" as None; refuses keys that the dataclasses in the hint do not have."""
+def _known(hint: Any, value: Any, key: str, origin: Origin, default: Any = None) -> Any:
+    """The value with "none" as None, tables laid over their defaults; refuses keys that the dataclasses in the hint do not have."""
     choices = _choices(hint)
     if value == "none" and type(None) in choices:
         return None
     inner = next((choice for choice in choices if dataclasses.is_dataclass(choice)), None)
     if inner is not None and isinstance(value, Mapping):
         hints = get_type_hints(inner, include_extras=True)
-        names = [field.name for field in dataclasses.fields(inner) if field.init]
+        fields = {field.name: field for field in dataclasses.fields(inner) if field.init}
+        names = list(fields)
         for name in value:
             if name not in names:
                 dotted = _dotted(key, name)
                 has = f"; it has {', '.join(names)}" if len(names) <= 12 else ""
                 raise VeilError(f"{origin(dotted)}: there is no '{dotted}'{nearest(name, names)}{has}.")
-        return {name: _known(hints[name], part, _dotted(key, name), origin) for name, part in value.items()}
+        whole = type(default) is inner
+        below = as_dict(default) if whole else {}
+        for name, part in value.items():
+            own = getattr(default, name) if whole else _default(fields[name])
+            below[name] = _known(hints[name], part, _dotted(key, name), origin, own)
+        return below
     for choice in choices:
         arguments = [argument for argument in get_args(choice) if argument is not Ellipsis]
         kind = get_origin(choice)
@@ -161,6 +169,12 @@ def _known(hint: Any, value: Any, key: str, origin: Origin) -> Any:
                 name: _known(arguments[1], part, _dotted(key, name), origin) for name, part in value.items()
             }
     return value
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if isinstance(field.default, FieldInfo):
+        return field.default.get_default(call_default_factory=True)
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _choices(hint: Any) -> list[Any]:

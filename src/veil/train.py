@@ -24,7 +24,7 @@ from veil.audit.recognize import Batches, Effort, Recognizer, Sees, fresh, valid
 from veil.core import VeilError
 from veil.data import read as read_data
 from veil.draft import Draft
-from veil.fit import Game, Measured, Move, Schedule, Setup, fit, launch, rank, world
+from veil.fit import Game, Measured, Move, Schedule, Setup, _is_out_of_memory, fit, launch, rank, world
 from veil.methods import learned
 from veil.recipe import STRICT, Recipe, Training
 from veil.run import Run
@@ -114,7 +114,21 @@ def train(
     arguments = (method, config.as_dict(made), Path(output), resume, devices, where, every, tensorboard)
     if devices == 1:  # nothing is pickled then, and progress can be shown
         arguments = (*arguments, progress)
-    return launch(_train, devices, *arguments, accelerator=accelerator)
+    return launch(_told, devices, *arguments, accelerator=accelerator)
+
+
+def _told(*arguments: Any) -> Path:
+    """`_train`, where a memory that is full is a sentence."""
+    try:
+        return _train(*arguments)
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        if not _is_out_of_memory(error):
+            raise
+        why = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+    raise VeilError(
+        f"this training does not fit into memory ({why or 'nothing more is told'}): "
+        "begin a new run with a lower stage.batch, stage.stills or stage.size."
+    )
 
 
 def _train(
@@ -135,6 +149,9 @@ def _train(
         run = Run.open(output, recipe=plain, kind=method, seed=recipe.seed, tensorboard=tensorboard)
     else:
         run = Run.create(output, plain, method, recipe.seed, tensorboard=tensorboard)
+    weights = output / "weights.safetensors"
+    if run.finished and weights.is_file():  # also one that stopped before its last step
+        return weights
     with run:
         try:
             training = recipe.training(torch.device(device), devices)
@@ -170,7 +187,6 @@ def _train(
             distributed.barrier()  # the best checkpoint is there when the first process has written it
         if best > -math.inf:
             run.load(game, "best")
-        weights = output / "weights.safetensors"
         if rank() == 0:
             draft = Draft(weights, overwrite=True)
             save_file({name: value.contiguous() for name, value in training.weights().items()}, draft.path)

@@ -34,7 +34,7 @@ from veil.losses import (
     uniform_cross_entropy,
 )
 from veil.methods.spact import Redraw
-from veil.methods.stage import Batch, Stage, Staged, of_clips, of_frames, setup
+from veil.methods.stage import Batch, Stage, Staged, named, of_clips, of_frames, setup
 from veil.nn import unet
 from veil.recipe import STRICT, Training
 
@@ -68,15 +68,18 @@ class Players:
 
     def __init__(self, recipe: Adversarial, redraw: nn.Module, staged: Staged) -> None:
         self.recipe, self.redraw, self.staged, stage = recipe, redraw, staged, staged.stage
-        kinds = staged.kinds
+        self.kinds = staged.kinds
         if recipe.clip_budget and staged.who is None:
             raise VeilError(
                 f"the clips of {staged.train.dataset.name} do not say who is seen, which a clip_budget learns: leave it out."
             )
         self.task = of_clips(recipe.task, staged.outputs, stage, recipe.task_weights).to(staged.device)
-        frames = [of_frames(name, kinds, stage, recipe.budget_weights) for name in recipe.budget]
-        clips = [of_clips(name, kinds, stage) for name in recipe.clip_budget]
-        self.seekers = Seekers(frames, clips).to(staged.device)
+        self.seekers = self._fresh().to(staged.device)
+
+    def _fresh(self) -> Seekers:
+        recipe, stage = self.recipe, self.staged.stage
+        frames = [of_frames(name, self.kinds, stage, recipe.budget_weights) for name in recipe.budget]
+        return Seekers(frames, [of_clips(name, self.kinds, stage) for name in recipe.clip_budget])
 
     def all(self) -> dict[str, nn.Module]:
         """By the name under which a checkpoint knows them."""
@@ -129,11 +132,9 @@ class Players:
         return terms
 
     def restart(self, number: int) -> None:
-        """The budget networks as they were, with other random weights."""
+        """The budget networks begin anew, with other random weights where none are given."""
         torch.manual_seed(self.recipe.seed + 104_729 * number)
-        for module in self.seekers.modules():
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()  # type: ignore[operator]
+        self.seekers.load_state_dict(self._fresh().state_dict())
 
 
 Loss = Callable[[Batch], Terms]
@@ -186,6 +187,7 @@ class Adversarial:
     def __post_init__(self) -> None:
         if not self.budget and not self.clip_budget:
             raise VeilError("a game needs at least one budget network: budget and clip_budget are empty.")
+        named((self.task, *self.clip_budget), self.budget)
 
     @property
     def steps(self) -> int:

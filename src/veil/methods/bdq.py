@@ -160,7 +160,7 @@ def _game() -> Adversarial:
 class BDQRecipe:
     """The game of BDQ: A is blur, difference and quantiser; it is played as the supervised one, with entropy.
 
-    ``A, T ← descend CE(T(A(x)), y) − 2 · H(B(one frame of A(x)))``, then ``B ← descend CE(B(one frame of A(x)), p)``.
+    ``A ← descend CE(T(A(x)), y) − 2 · H(B(v))``, then ``T, B ← descend CE(T(A(x)), y) + CE(B(v), p)``, v one frame of A(x).
     """
 
     game: Adversarial = Field(default_factory=_game)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from veil.core import VeilError
 from veil.fit import Game, Move, Terms
 from veil.losses import answer_loss
-from veil.methods.stage import Batch, Stage, Staged, of_clips, setup
+from veil.methods.stage import Batch, Stage, Staged, named, of_clips, setup
 from veil.recipe import STRICT, Training
 
 SHIFT, SCALE, TURN = 0.5, 0.1, math.radians(5)  # the largest: of a coarse pixel, of the size, in radians
@@ -166,6 +166,7 @@ class ELR:
     def __post_init__(self) -> None:
         if self.count > self.pool:
             raise VeilError(f"of {self.pool} transforms, {self.count} cannot be chosen: lower count.")
+        named((self.task,))
 
     def network(self) -> nn.Module:
         """A fresh anonymizer; which of the pool are chosen is in its weights."""

@@ -28,6 +28,7 @@ from veil.core import Anonymizer, Frames, Veiled, VeilError, to_clip, to_frames
 from veil.methods.adversarial import Adversarial
 from veil.methods.bdq import BDQRecipe
 from veil.methods.elr import ELR
+from veil.methods.everyone import EveryoneRecipe
 from veil.methods.noisy import NoisyRecipe
 from veil.methods.penalty import Penalty
 from veil.methods.spact import SPAct
@@ -65,6 +66,7 @@ RECIPES: dict[str, type[Learning]] = {
     "elr": ELR,
     "stprivacy": STPrivacy,
     "noisy": NoisyRecipe,
+    "everyone": EveryoneRecipe,
 }
 
 
@@ -92,21 +94,17 @@ class Learned(Anonymizer):
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         """See `Anonymizer`."""
         (net, stage), redraw = self._made, self._redraw
-        past, block = int(net.past), int(net.block)  # type: ignore[arg-type]
-        skip = 1 if past == 0 and block == 1 else stage.skip
+        past, block, future = (int(getattr(net, name, 0)) for name in ("past", "block", "future"))
+        alone = past == 0 and block == 1
+        skip = 1 if alone else stage.skip
         length = (CHUNK if self.device == "cpu" else 8 * CHUNK) if block == 1 else block
-        waiting: list[Frames] = []  # frames that wait for the rest of their group
-        before: list[Frames] = []  # of the interleaved videos, the `past` small frames before the group
+        group = _Group(redraw, stage.size, skip, past, length, future, whole=block > 1)
         for window in windows:
             for frame in window:
-                waiting.append(frame)
-                if len(waiting) == length * skip:
-                    yield Veiled(_redrawn(redraw, stage.size, waiting, before, skip, past), None)
-                    waiting = []
-        if waiting:
-            missing = -len(waiting) % (block * skip) if block > 1 else -len(waiting) % skip
-            group = [*waiting, *[waiting[-1]] * missing]
-            yield Veiled(_redrawn(redraw, stage.size, group, before, skip, past)[: len(waiting)], None)
+                if (drawn := group.add(frame)) is not None:
+                    yield Veiled(drawn, None)
+        for drawn in group.rest():
+            yield Veiled(drawn, None)
 
     @cached_property
     def _redraw(self) -> Redraw:
@@ -131,25 +129,53 @@ class Learned(Anonymizer):
         return by_torch
 
 
-def _redrawn(
-    redraw: Redraw, side: int, group: list[Frames], before: list[Frames], skip: int, past: int
-) -> Frames:
-    """Frames of one group, through the network at its size; `before` are the small frames that it follows."""
-    height, width = group[0].shape[:2]
-    scale = side / min(height, width)
-    size = _fitting(width * scale), _fitting(height * scale)
-    how = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
-    small: list[Frames] = [
-        np.asarray(cv2.resize(frame, size, interpolation=how), np.uint8) for frame in group
-    ]
-    if not before:
-        before += small[:skip] * past  # before the first frames nothing moved
-    seen = [*before, *small]
-    before[:] = seen[len(seen) - past * skip :]
-    drawn: list[Any] = [None] * len(group)
-    for phase in range(skip):
-        drawn[phase::skip] = list(redraw(np.stack(seen[phase::skip]))[past:])
-    return np.stack([cv2.resize(frame, (width, height), interpolation=cv2.INTER_LINEAR) for frame in drawn])
+class _Group:
+    """Frames that wait until those that are redrawn together, and those after them that are looked at, are there."""
+
+    def __init__(
+        self, redraw: Redraw, side: int, skip: int, past: int, length: int, future: int, whole: bool
+    ) -> None:
+        self._redraw, self._side, self._skip, self._whole = redraw, side, skip, whole
+        self._past, self._length, self._future = past * skip, length * skip, future * skip
+        self._small: list[
+            Frames
+        ] = []  # those before, those to be redrawn, those after, at the network's size
+        self._waiting = 0  # how many of them are to be redrawn
+        self._size = (0, 0)
+
+    def add(self, frame: Frames) -> Frames | None:
+        """One more frame; redrawn ones, where there are enough."""
+        self._size = frame.shape[1], frame.shape[0]
+        scale = self._side / min(self._size)
+        size = _fitting(self._size[0] * scale), _fitting(self._size[1] * scale)
+        how = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
+        small = np.asarray(cv2.resize(frame, size, interpolation=how), np.uint8)
+        if not self._small:
+            self._small += [small] * self._past  # before the first frame nothing moved
+        self._small.append(small)
+        self._waiting += 1
+        return self._drawn(self._length) if self._waiting == self._length + self._future else None
+
+    def rest(self) -> Iterator[Frames]:
+        """What still waits when the video is over; after its last frame nothing moves."""
+        while self._waiting > 0:
+            count = min(self._waiting, self._length)
+            # A network that works on so many frames gets as many; another gets as many as are interleaved.
+            needed = self._length if self._whole else count + -count % self._skip
+            missing = needed + self._future - self._waiting
+            self._small += [self._small[-1]] * max(0, missing)
+            yield self._drawn(needed)[:count]
+
+    def _drawn(self, count: int) -> Frames:
+        seen = self._small[: self._past + count + self._future]
+        drawn: list[Any] = [None] * count
+        before = self._past // self._skip
+        for phase in range(self._skip):
+            some = list(self._redraw(np.stack(seen[phase :: self._skip])))
+            drawn[phase :: self._skip] = some[before : before + count // self._skip]
+        self._small = self._small[count:]
+        self._waiting -= count
+        return np.stack([cv2.resize(frame, self._size, interpolation=cv2.INTER_LINEAR) for frame in drawn])
 
 
 def _fitting(length: float) -> int:

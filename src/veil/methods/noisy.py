@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from veil.fit import Game, Move, Series, Terms
 from veil.losses import answer_loss
-from veil.methods.stage import Batch, Stage, Staged, of_clips, of_frames, setup
+from veil.methods.stage import Batch, Stage, Staged, named, of_clips, of_frames, setup
 from veil.nn.unet import UNet, per_frame
 from veil.recipe import STRICT, Training
 
@@ -81,6 +81,9 @@ class NoisyRecipe:
     lr_warm: Annotated[float, Field(gt=0)] = 1e-3
     lr: Annotated[float, Field(gt=0)] = 1e-4
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        named((self.task,), (self.budget,))
 
     @property
     def steps(self) -> int:

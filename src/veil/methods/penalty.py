@@ -79,7 +79,7 @@ class Penalty:
                 "penalty": self.weight * self.excess(batch.clip, drawn, players.task),
             }
 
-        return played(players, staged, devices, hide, players.learn)
+        return played(players, staged, devices, hide, players.use)
 
     def excess(self, clip: Tensor, drawn: Tensor, task: nn.Module) -> Tensor:
         """max(0, RMS − B), one number."""

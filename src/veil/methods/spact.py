@@ -11,7 +11,7 @@ frames with a projector). With x a clip, y its action, (v, v') two pictures of t
     draw    A  ←  descend |A(x) − x|₁
     warm    T, B  ←  descend L_T + L_B                       A holds still
     play    A  ←  descend L_T − ω · min(L_B, c + m)          T, B hold still
-            T, B  ←  descend L_T + L_B                       A holds still, the next batch
+            T, B  ←  descend L_T + L_B                       A holds still, the next batches; a frozen B does, too
     stop    when L_B reaches `stop`
 
 c is the loss of a B that knows nothing (NT-Xent of N pairs: ln(2N − 1)). Beyond it A would only invert similarities, which tell as
@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from veil.core import VeilError
 from veil.fit import Game, Measured, Move, Series, Terms
 from veil.losses import MomentumQueue, answer_loss, capped, nt_xent, rotation_loss, rotations, uninformative
-from veil.methods.stage import Batch, Stage, Staged, of_clips, of_frames, setup
+from veil.methods.stage import Batch, Stage, Staged, named, of_clips, of_frames, setup
 from veil.nn import unet
-from veil.nn.image import IMAGE_NETS, Network
+from veil.nn.image import Network
 from veil.recipe import STRICT, Training
 
 Contrast = Literal["nt_xent", "moco", "rotnet"]
@@ -131,10 +131,12 @@ class Players:
 
     def budget_loss(self, batch: Batch, drawn: Tensor, *, hiding: bool = False) -> Tensor:
         """L_B of the pairs after A, the mean over all budget networks; when A hides, capped."""
-        if self.recipe.branch == "spatiotemporal":  # the pair is two augmentations of one clip
-            first, second = drawn, self.redraw(batch.again())
-        else:
-            first, second = self.redraw(torch.cat([batch.first, batch.second])[:, :, None])[:, :, 0].chunk(2)
+        with torch.set_grad_enabled(hiding):
+            if self.recipe.branch == "spatiotemporal":  # the pair is two augmentations of one clip
+                first, second = drawn, self.redraw(batch.again())
+            else:
+                pictures = torch.cat([batch.first, batch.second])[:, :, None]
+                first, second = self.redraw(pictures)[:, :, 0].chunk(2)
         losses = []
         for budget in self.budgets:
             assert isinstance(budget, Budget)
@@ -161,16 +163,8 @@ class Players:
             "budget": -self.recipe.omega * self.budget_loss(batch, drawn, hiding=True),
         }
 
-    def learn(self, batch: Batch) -> Terms:
-        """What T and B descend."""
-        with torch.no_grad():
-            drawn = self.drawn(batch)
-        return {"task": +self.task_loss(batch, drawn), "budget": +self.budget_loss(batch, drawn)}
-
-    def use(self, batch: Batch) -> Terms:
-        """What T alone descends, where B is frozen."""
-        with torch.no_grad():
-            drawn = self.drawn(batch)
+    def use(self, batch: Batch, drawn: Tensor) -> Terms:
+        """What T descends."""
         return {"task": +self.task_loss(batch, drawn)}
 
 
@@ -203,21 +197,17 @@ class SPAct:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        nets = set(self.budget) - set(IMAGE_NETS)
-        if self.branch != "spatiotemporal" and nets:
-            raise VeilError(
-                f"the budget network '{nets.pop()}' is none of frames ({', '.join(IMAGE_NETS)}): "
-                'choose one of them, or branch = "spatiotemporal".'
-            )
-        if self.branch == "spatiotemporal" and set(self.budget) & set(IMAGE_NETS):
-            raise VeilError(
-                f"a spatio-temporal budget needs networks of clips, such as r3d_18, not {', '.join(self.budget)}."
-            )
+        clips = self.branch == "spatiotemporal"  # else the budget networks see frames
+        named((self.task, *self.budget) if clips else (self.task,), () if clips else self.budget)
         if not self.budget:
             raise VeilError("a game needs at least one budget network: budget is empty.")
-        pairs = self.stage.batch if self.branch == "spatiotemporal" else self.stage.stills
+        if self.branch == "frozen" and self.stop is not None:
+            raise VeilError(
+                "a frozen budget network measures no loss at which to stop: leave stop out, or choose another branch."
+            )
+        name = "batch" if clips else "stills"
+        pairs: int = getattr(self.stage, name)
         if pairs < 2 and self.contrast != "rotnet":
-            name = "batch" if self.branch == "spatiotemporal" else "stills"
             raise VeilError(
                 f"a contrastive loss needs at least two pairs: raise stage.{name}, which is {pairs}."
             )
@@ -235,17 +225,30 @@ class SPAct:
         """See `Recipe`."""
         staged = Staged(self.stage, device, self.seed)
         players = Players(self, staged)
-        return played(players, staged, devices, players.hide, players.learn)
+        return played(players, staged, devices, players.hide, players.use)
 
 
-Loss = Callable[[Batch], Terms]
-
-
-def played(players: Players, staged: Staged, devices: int, hide: Loss, learn: Loss) -> Training:
-    """The three games of SPAct with what A descends, and what T and B do; others who play it change these."""
-    recipe = players.recipe
+def played(
+    players: Players,
+    staged: Staged,
+    devices: int,
+    hide: Callable[[Batch], Terms],
+    use: Callable[[Batch, Tensor], Terms],
+) -> Training:
+    """The three games of SPAct with what A descends, and what T does, given A(x); others who play it change these."""
+    recipe, frozen = players.recipe, players.recipe.branch == "frozen"
     made = setup(staged.device, devices, recipe.seed)
     redraw, task, budgets = players.redraw, players.task, players.budgets
+
+    def keep(batch: Batch) -> Terms:
+        with torch.no_grad():
+            drawn = players.drawn(batch)
+        return use(batch, drawn)
+
+    def learn(batch: Batch) -> Terms:
+        with torch.no_grad():
+            drawn = players.drawn(batch)
+        return {**use(batch, drawn), "budget": +players.budget_loss(batch, drawn)}
 
     def game(*moves: Move[Batch]) -> Game[Batch]:
         return Game(moves, made)
@@ -257,9 +260,14 @@ def played(players: Players, staged: Staged, devices: int, hide: Loss, learn: Lo
             recipe.playing,
             lambda: game(
                 Move("hide", (redraw,), hide, recipe.lr, "adam", lively=(budgets,) if recipe.lively else ()),
-                Move("learn", (task,), players.use, recipe.lr_others, "adam")
-                if recipe.branch == "frozen"
-                else Move("learn", (task, budgets), learn, recipe.lr_others, "adam", turns=recipe.turns),
+                Move(
+                    "learn",
+                    (task,) if frozen else (task, budgets),
+                    keep if frozen else learn,
+                    recipe.lr_others,
+                    "adam",
+                    turns=recipe.turns,
+                ),
             ),
         ),
     ]

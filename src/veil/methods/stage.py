@@ -1,4 +1,4 @@
-"""The stage on which learned pixel anonymizers are trained: videos in memory, batches by number, a look at the rest.
+"""The stage on which learned pixel anonymizers are trained: videos at hand, batches by number, a look at the rest.
 
 A *batch* holds clips of videos whose action is known, and pairs of pictures of people: two views of one still, or two
 frames of one video. Where a method wants them, the batch also tells who or what the people are. Everything that is left to
@@ -7,15 +7,20 @@ chance in a batch is a function of the seed and the batch's number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Annotated, Literal, NamedTuple
+from pathlib import Path
+from typing import IO, Annotated, Literal, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from veil.config import nearest
 from veil.core import Frames, VeilError
 from veil.data import Dataset
 from veil.data import read as read_data
@@ -27,10 +32,13 @@ from veil.metrics import class_mean_average_precision, top1
 from veil.nn import image, video
 from veil.recipe import STRICT
 
-ROOM = 24 << 30  # bytes of frames that are held in memory; what does not fit is refused
+ROOM = (
+    24 << 30
+)  # bytes of frames that a split may take of memory; where there are more, they are kept on disk
 CHECKED = 96  # validation videos that are looked at in training
 
 Pairs = Literal["views", "frames", "near", "far"]
+Private = Literal["identity", "attributes"]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -57,6 +65,7 @@ class Stage:
 
     use: Source = Field(default_factory=Source)  # has the actions
     private: Source | None = None  # has the people to be hidden; none: those in the same videos
+    target: Private | None = None  # what of them is private; none: who they are, or else their attributes
     size: Annotated[int, Field(ge=16, le=512)] = 112
     length: Annotated[int, Field(ge=1, le=64)] = 16  # frames in a clip
     skip: Annotated[int, Field(ge=1, le=16)] = 2  # frames from one to the next
@@ -92,22 +101,14 @@ class Reel:
         samples = [sample for sample in dataset.samples if sample.split == split]
         if not samples:
             raise VeilError(f"{dataset.name} has no {split} videos; check it with `veil data check`.")
-        self.dataset, self.samples = dataset, []
-        parts: list[Tensor] = []
-        lengths: list[int] = []
-        room = ROOM
-        for sample, frames in FrameReader(dataset, size=size).each(samples):
-            small = square(_middle(frames, held), size)
-            room -= small.nbytes
-            if room < 0:
-                raise VeilError(
-                    f"the {split} videos of {dataset.name} do not fit into {ROOM >> 30} GiB at {size} pixels: "
-                    "keep fewer frames of each (stage.held), or fewer pixels (stage.size)."
-                )
-            parts.append(torch.from_numpy(small))
-            lengths.append(len(small))
-            self.samples.append(sample)
-        self.frames = torch.cat(parts).to(device)  # (M, S, S, 3) uint8
+        self.dataset, self.samples, self.device = dataset, [], device
+
+        def videos() -> Iterator[Frames]:
+            for sample, frames in FrameReader(dataset, size=size).each(samples):
+                self.samples.append(sample)
+                yield square(_middle(frames, held), size)
+
+        self.frames, lengths = _stored(videos(), device)  # (M, S, S, 3) uint8
         self.lengths = torch.tensor(lengths)  # (N,)
         self.first = torch.tensor([0, *lengths[:-1]]).cumsum(0)  # (N,)
 
@@ -122,31 +123,81 @@ class Reel:
     def clips(self, rows: Tensor, when: Tensor) -> Tensor:
         """Frames ``when`` ``(B, T)`` of videos ``rows`` ``(B,)`` as ``(B, 3, T, S, S)`` uint8; past the end, the last one."""
         when = torch.minimum(when.clamp_min(0), self.lengths[rows, None] - 1)
-        return self.frames[(self.first[rows, None] + when).to(self.frames.device)].permute(0, 4, 1, 2, 3)
+        chosen = self.frames[(self.first[rows, None] + when).to(self.frames.device)]
+        return chosen.to(self.device).permute(0, 4, 1, 2, 3)
 
-    def truth(self, target: Literal["action", "identity", "attributes"]) -> Tensor | None:
-        """What is known of each video: ``(N,)`` int64 or, of attributes, ``(N, A)`` float; None where it is not."""
+    def truth(self, target: Literal["action", "identity", "attributes"], least: int = 2) -> Tensor | None:
+        """What is known of each video: ``(N,)`` int64 or, of attributes, ``(N, A)`` float.
+
+        None where it is not, or where there are not even `least` different answers.
+        """
         if target == "attributes":
             told = [sample.attributes for sample in self.samples]
             return torch.tensor(told, dtype=torch.float32) if all(told) and self.dataset.attributes else None
         answers = [getattr(sample, target) for sample in self.samples]
-        if any(answer is None for answer in answers) or len(set(answers)) < 2:
+        if any(answer is None for answer in answers) or len(set(answers)) < least:
             return None
         return torch.tensor(answers, dtype=torch.int64)
-
-    def private(self) -> Tensor | None:
-        """Who is seen, or else what can be seen of them."""
-        identities = self.truth("identity")
-        return self.truth("attributes") if identities is None else identities
 
 
 def _middle(frames: Frames, held: int) -> Frames:
     first = max(0, (len(frames) - held) // 2)
-    return frames[first : first + held]
+    # A copy, so that the rest of the video can go.
+    return frames if len(frames) <= held else frames[first : first + held].copy()
+
+
+def _stored(videos: Iterable[Frames], device: torch.device) -> tuple[Tensor, list[int]]:
+    """The frames of all videos one after another, and how many each has.
+
+    On the device, where they fit into a quarter of what is free there; else in memory; else on disk, from where the frames
+    of a batch are read when it is made. Nothing of it is ever there twice.
+    """
+    parts: list[Frames] = []
+    lengths: list[int] = []
+    room = min(ROOM, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4)
+    shape: tuple[int, ...] = ()
+    file: IO[bytes] | None = None
+    for frames in videos:
+        parts.append(frames)
+        lengths.append(len(frames))
+        shape = frames.shape[1:]
+        room -= frames.nbytes
+        if room < 0:
+            file = _written(parts, file)
+    shape = sum(lengths), *shape
+    if file is not None:
+        return torch.from_numpy(np.memmap(file, np.uint8, "c", shape=shape)), lengths
+    if device.type == "cuda" and sum(part.nbytes for part in parts) > torch.cuda.mem_get_info(device)[0] // 4:
+        device = torch.device("cpu")
+    whole, end = torch.empty(shape, dtype=torch.uint8, device=device), sum(lengths)
+    while parts:
+        part = torch.from_numpy(parts.pop())
+        whole[end - len(part) : end] = part
+        end -= len(part)
+    return whole, lengths
+
+
+def _written(parts: list[Frames], file: IO[bytes] | None) -> IO[bytes]:
+    """A file without a name, so that it is gone with the process; the parts go into it, out of memory."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "veil" / "frames"
+    try:
+        if file is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        for part in parts:
+            file.write(part.data)
+        file.flush()
+    except OSError as error:
+        raise VeilError(
+            f"the frames are more than fits into memory, and {folder} cannot take them ({error.strerror or error}): "
+            "name a larger disk by XDG_CACHE_HOME, or keep fewer frames of each video (stage.held) or fewer pixels (stage.size)."
+        ) from error
+    parts.clear()
+    return file
 
 
 class Staged:
-    """A stage with its videos in memory."""
+    """A stage with its videos at hand."""
 
     def __init__(self, stage: Stage, device: torch.device, seed: int) -> None:
         self.stage, self.device, self.seed = stage, device, seed
@@ -156,9 +207,9 @@ class Staged:
         self.people = self.train
         if stage.private is not None:
             self.people = Reel(stage.private.read(stage.size), "train", stage.size, stage.held, device)
-        self.actions = self._actions(self.train)
+        self.actions, self.right = self._actions()  # of the training videos, of the validation videos
         self.outputs = len(use.attributes if self.actions.ndim == 2 else use.actions)
-        self.private = self.people.private()
+        self.private = self._private()
         self.who = self.private if self.people is self.train else None
         preset = PRESETS[stage.augment]
         chances = preset.flip if stage.flip else 0.0
@@ -174,8 +225,9 @@ class Staged:
         """How many private answers there are: people, or attributes."""
         if self.private is None:
             raise VeilError(
-                f"the training videos of {self.people.dataset.name} say neither who is seen nor any attribute, "
-                "and this method learns from such labels: choose other data, or a method that needs none, such as spact."
+                f"the training videos of {self.people.dataset.name} say neither who is seen nor any attribute that is "
+                "not to be kept, and this method learns from such labels: choose other data, or a method that needs "
+                "none, such as spact."
             )
         dataset = self.people.dataset
         return len(dataset.attributes) if self.private.ndim == 2 else len(dataset.identities)
@@ -191,17 +243,21 @@ class Staged:
         chosen = torch.randint(len(self.people), (pairs,), generator=dice)
         here, there = self._partners(chosen, dice)
         first, second = self.people.clips(chosen, here[:, None]), self.people.clips(chosen, there[:, None])
-        change = self.augment
-        views = change.train(first, dice), change.train(second, dice)
+
+        def changed(clips: Tensor) -> Tensor:
+            with torch.autocast(self.device.type, enabled=False):  # a turn's, when it asks for more
+                return self.augment.train(clips, dice)
+
+        views = changed(first), changed(second)
         return Batch(
-            change.train(clip, dice),
+            changed(clip),
             self.actions[rows].to(self.device),
             views[0][:, :, 0],
             views[1][:, :, 0],
             None if self.private is None else self.private[chosen].to(self.device),
             None if self.who is None else self.who[rows].to(self.device),
-            lambda: change.train(clip, dice),
-            lambda: change.train(self.train.clips(rows, self._moments(rows, dice)), dice),
+            lambda: changed(clip),
+            lambda: changed(self.train.clips(rows, self._moments(rows, dice))),
         )
 
     def _moments(self, rows: Tensor, dice: torch.Generator) -> Tensor:
@@ -219,30 +275,46 @@ class Staged:
         if self.stage.pairs == "views":
             return here, here
         if self.stage.pairs == "near":
-            away = torch.randint(1, 8, (count,), generator=dice) * (
-                2 * torch.randint(2, (count,), generator=dice) - 1
-            )
-            there = (here + away).clamp_min(0)
+            away = torch.randint(1, 8, (count,), generator=dice)
+            away = torch.where(torch.rand(count, generator=dice) < 0.5, away, -away)
+            outside = (here + away < 0) | (here + away >= lengths)
+            there = (here + torch.where(outside, -away, away)).clamp_min(0)
             return here, torch.minimum(there, lengths - 1)
         there = (torch.rand(count, generator=dice) * lengths).long()
-        if self.stage.pairs == "far":  # a video that is too short for 64 frames gives its ends
-            here = (torch.rand(count, generator=dice) * (lengths - 64).clamp_min(1)).long()
-            there = torch.minimum(
-                here + 64 + (torch.rand(count, generator=dice) * (lengths - here - 64).clamp_min(1)).long(),
-                lengths - 1,
-            )
+        if self.stage.pairs == "far":  # a video that is too short gives its ends
+            here = (torch.rand(count, generator=dice) * (lengths - 65).clamp_min(1)).long()
+            more = (torch.rand(count, generator=dice) * (lengths - here - 65).clamp_min(1)).long()
+            there = torch.minimum(here + 65 + more, lengths - 1)
         return here, there
 
-    def _actions(self, reel: Reel) -> Tensor:
+    def _actions(self) -> tuple[Tensor, Tensor]:
         """The one action of each video, or, where a dataset has tags only, all of them."""
-        actions = reel.truth("action")
-        actions = reel.truth("attributes") if actions is None else actions
-        if actions is None:
+        for target in ("action", "attributes"):
+            train, val = self.train.truth(target), self.val.truth(target, least=1)
+            if train is not None and val is not None:
+                return train, val
+        raise VeilError(
+            f"the videos of {self.train.dataset.name} do not say two different actions: "
+            "choose data whose actions are to be kept."
+        )
+
+    def _private(self) -> Tensor | None:
+        """What is not to be seen of each of the people, where it is known."""
+        wanted = self.stage.target
+        if wanted is None:
+            found = self.people.truth("identity")
+            found = self.people.truth("attributes") if found is None else found
+            # Tags that are the actions are to be kept.
+            kept = found is not None and found.ndim == self.actions.ndim == 2 and self.people is self.train
+            return None if kept else found
+        found = self.people.truth(wanted)
+        if found is None:
+            knows = [known for known in ("identity", "attributes") if self.people.truth(known) is not None]
             raise VeilError(
-                f"the videos of {reel.dataset.name} do not say two different actions: "
-                "choose data whose actions are to be kept."
+                f"the training videos of {self.people.dataset.name} do not say the {wanted} of who is seen, which "
+                f"stage.target asks for; they say {' and '.join(knows) or 'nothing that is private'}."
             )
-        return actions
+        return found
 
     def check(self, redraw: nn.Module, task: nn.Module) -> dict[str, float]:
         """How well the use still sees the action in validation videos after anonymization: top-1, or class-mean AP."""
@@ -273,7 +345,7 @@ class Staged:
 
     def score(self, answers: Tensor) -> float:
         """How right these `answers` are."""
-        right = self._actions(self.val)[self._looked_at()].numpy()
+        right = self.right[self._looked_at()].numpy()
         scored = class_mean_average_precision if right.ndim == 2 else top1
         return scored(answers.numpy(), right).value
 
@@ -294,11 +366,48 @@ def setup(device: torch.device, devices: int, seed: int, *, ema: float | None = 
     )
 
 
+class Standardised(image.Network):
+    """A network that sees (x − mean) / deviation, as published weights want it; what goes in stays in [0, 1]."""
+
+    mean: Tensor  # (3,)
+    deviation: Tensor
+
+    def __init__(self, net: image.Network, entry: image.Net) -> None:
+        super().__init__()
+        self.net, self.dim, self.last = net, net.dim, f"net.{net.last}"
+        self.register_buffer("mean", torch.tensor(entry.mean))
+        self.register_buffer("deviation", torch.tensor(entry.std))
+
+    def _seen(self, x: Tensor) -> Tensor:
+        shape = 3, *[1] * (x.ndim - 2)
+        return (x - self.mean.view(shape)) / self.deviation.view(shape)
+
+    def features(self, x: Tensor) -> Tensor:
+        """See `Network`."""
+        return self.net.features(self._seen(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Network`."""
+        return self.net(self._seen(x))
+
+
+def named(clips: Iterable[str], frames: Iterable[str] = ()) -> None:
+    """Refuse networks that are not there, before any video is read."""
+    for names, nets, word in ((clips, video.VIDEO_NETS, "clips"), (frames, image.IMAGE_NETS, "frames")):
+        for name in names:
+            if name not in nets:
+                raise VeilError(
+                    f"there is no network of {word} '{name}'{nearest(name, nets)}; there are {', '.join(nets)}."
+                )
+
+
 def of_clips(name: str, outputs: int, stage: Stage, weights: str | None = None) -> image.Network:
-    """A network of clips of the stage."""
-    return video.make(name, outputs, frames=stage.length, size=stage.size, weights=weights)
+    """A network of clips of the stage; with published weights, behind their standardisation."""
+    net = video.make(name, outputs, frames=stage.length, size=stage.size, weights=weights)
+    return net if weights is None else Standardised(net, video.VIDEO_NETS[name])
 
 
 def of_frames(name: str, outputs: int, stage: Stage, weights: str | None = None) -> image.Network:
-    """A network of frames of the stage."""
-    return image.make(name, outputs, size=stage.size, weights=weights)
+    """A network of frames of the stage; likewise."""
+    net = image.make(name, outputs, size=stage.size, weights=weights)
+    return net if weights is None else Standardised(net, image.IMAGE_NETS[name])

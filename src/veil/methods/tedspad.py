@@ -20,6 +20,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from veil.core import VeilError
 from veil.fit import Terms
 from veil.losses import triplet
 from veil.methods.spact import Players, SPAct, played
@@ -61,6 +62,12 @@ class TeDSPAD:
     distinct: Annotated[float, Field(ge=0)] = 0.1  # α
     keep: Annotated[float, Field(ge=0)] = 0.7  # w
 
+    def __post_init__(self) -> None:
+        if self.stage.batch < 2:
+            raise VeilError(
+                "the head of TeD-SPAD needs two clips to standardise them: raise spact.stage.batch."
+            )
+
     @property
     def steps(self) -> int:
         """Batches in all."""
@@ -88,7 +95,8 @@ class TeDSPAD:
         players.task = task
 
         def apart(batch: Batch, drawn: Tensor) -> Tensor:
-            near, far = players.redraw(batch.again()), players.redraw(batch.other())
+            with torch.set_grad_enabled(drawn.requires_grad):
+                near, far = players.redraw(batch.again()), players.redraw(batch.other())
             return triplet(task.placed(drawn), task.placed(near), task.placed(far), self.margin)
 
         def hide(batch: Batch) -> Terms:
@@ -100,9 +108,7 @@ class TeDSPAD:
                 "budget": terms["budget"],
             }
 
-        def learn(batch: Batch) -> Terms:
-            with torch.no_grad():
-                drawn = players.drawn(batch)
-            return {**players.learn(batch), "distinct": self.distinct * apart(batch, drawn)}
+        def use(batch: Batch, drawn: Tensor) -> Terms:
+            return {**players.use(batch, drawn), "distinct": self.distinct * apart(batch, drawn)}
 
-        return played(players, staged, devices, hide, learn)
+        return played(players, staged, devices, hide, use)

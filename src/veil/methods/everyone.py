@@ -1,0 +1,267 @@
+"""Everyone: a video is replaced by what everybody together would have shown doing the same. Veil's own method.
+
+No adversary, and no label that says who is seen: only that several people were filmed doing each action. With x a video
+of one person doing action a, φ ∈ [0, 1] how far it has come, r(x)(φ) its frame there as means over large cells, in grey,
+and V_a the training videos of that action::
+
+    m_a(φ) = mean over x' ∈ V_a of r(x')(φ)                    what everybody shows
+    G  ←  descend |G(x)(φ) − m_a(φ)|²                          G sees 16 frames of x, not a and not φ
+    A(x) = G(x), each cell as large as it was
+
+G never learns to draw a person, because no person is ever its target: where two people do the same, it is taught the same
+picture. What remains of the person is what G needs to tell actions apart, and its errors. It sees means over cells half as
+large, and what changed in them since the frame before, of people moved, scaled and weakened or strengthened at
+random, so that place and size say nothing.
+
+An ordinary game asks a network that is trained beside the anonymizer whether it still finds somebody; an attacker who
+trains longer finds more. Here nothing depends on how good such a network was. The price: actions that were not trained
+with are drawn as the nearest ones that were.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from veil.core import VeilError
+from veil.fit import Game, Move, Schedule, Terms, rank, world
+from veil.methods.stage import Reel, Stage, Staged, setup
+from veil.recipe import STRICT, Training
+
+PHASES = 64  # of a video, at which means are held
+LIMIT = 4.0  # deviations beyond which a change counts no more
+WINDOWS = 3  # of a validation video that are looked at
+
+
+class Everyone(nn.Module):
+    """Clips ``(B, 3, T, H, W)`` in [0, 1] to what everybody would have shown; H and W are multiples of the cell."""
+
+    past, block, future = 4, 8, 4  # frames before and after those that are drawn together
+
+    mean: Tensor  # of the cells of training videos, and
+    deviation: Tensor
+    change: Tensor  # the deviation of what changes in half a cell from frame to frame
+
+    def __init__(self, cell: int = 8, width: int = 32) -> None:
+        if cell < 2 or cell % 2:
+            raise VeilError(f"a cell is an even number of pixels wide: cell={cell}.")
+        super().__init__()
+        self.cell, w = cell, width
+        for name in ("mean", "deviation", "change"):
+            self.register_buffer(name, torch.ones(()))
+        self.enter = nn.Sequential(_layer(2, w, (1, 2, 2)), _layer(w, w))  # cells
+        self.down = nn.Sequential(_layer(w, 2 * w, (2, 2, 2)), _layer(2 * w, 2 * w))
+        self.deep = nn.Sequential(_layer(2 * w, 3 * w, (2, 2, 2)), _layer(3 * w, 3 * w), nn.Dropout3d(0.2))
+        self.whole = nn.Sequential(nn.Linear(3 * w, 3 * w), nn.SiLU(), nn.Linear(3 * w, 3 * w))
+        self.up, self.last = _layer(5 * w, 2 * w), _layer(3 * w, w)
+        self.exit = nn.Conv3d(w, 1, 3, padding=1)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        """The clip, redrawn."""
+        if clip.ndim != 5 or clip.shape[1] != 3:
+            raise ValueError(f"a clip is (B, 3, T, H, W), got {tuple(clip.shape)}")
+        drawn = self.draw(self.seen(halves(clip, self.cell)))  # (B, T, h, w)
+        cells = (drawn * self.deviation + self.mean).clamp(0, 1)
+        large = cells.repeat_interleave(self.cell, 2).repeat_interleave(self.cell, 3)  # (B, T, H, W)
+        return large[:, None].expand(-1, 3, -1, -1, -1).to(clip.dtype)
+
+    def seen(self, light: Tensor) -> Tensor:
+        """Half-cells ``(B, T, 2h, 2w)`` as the network takes them: what changed, and what is there, ``(B, 2, T, 2h, 2w)``."""
+        change = torch.diff(light, dim=1, prepend=light[:, :1]) / self.change
+        return torch.stack([change.clamp(-LIMIT, LIMIT), (light - self.mean) / self.deviation], 1)
+
+    def draw(self, seen: Tensor) -> Tensor:
+        """Cells ``(B, T, h, w)``, in deviations from the mean."""
+        fine = self.enter(seen)  # (B, w, T, h, w)
+        middle = self.down(fine)
+        deep = self.deep(middle)
+        deep = deep + self.whole(deep.mean((2, 3, 4)))[:, :, None, None, None]
+        middle = self.up(torch.cat([F.interpolate(deep, middle.shape[2:]), middle], 1))
+        fine = self.last(torch.cat([F.interpolate(middle, fine.shape[2:]), fine], 1))
+        return self.exit(fine)[:, 0].float()
+
+
+def _layer(inputs: int, outputs: int, stride: tuple[int, int, int] = (1, 1, 1)) -> nn.Sequential:
+    # Norms of each clip alone: what happens to one video never depends on another.
+    return nn.Sequential(
+        nn.Conv3d(inputs, outputs, 3, stride, 1), nn.GroupNorm(math.gcd(8, outputs), outputs), nn.SiLU()
+    )
+
+
+def halves(clip: Tensor, cell: int) -> Tensor:
+    """Means over half-cells of clips ``(B, 3, T, H, W)``, in grey: ``(B, T, H/(cell/2), W/(cell/2))``."""
+    height, width = clip.shape[3:]
+    if height % cell or width % cell:
+        raise VeilError(f"frames of {height}×{width} pixels do not fit into cells of {cell} pixels.")
+    return F.avg_pool2d(clip.float().mean(1), cell // 2)
+
+
+class Seen(NamedTuple):
+    """One turn's data."""
+
+    light: Tensor  # (B, T, 2h, 2w) half-cells
+    wanted: Tensor  # (B, T, h, w) cells
+
+
+class Means:
+    """Training videos as half-cells, what everybody shows of each action, and windows by number."""
+
+    def __init__(self, recipe: EveryoneRecipe, staged: Staged) -> None:
+        self.recipe, self.staged, self.device = recipe, staged, staged.device
+        self.light = self._half(staged.train)  # (M, 2h, 2w)
+        cells = _cells(self.light)
+        reel, actions, skip = staged.train, staged.actions, staged.stage.skip
+        frame = torch.cat([torch.arange(max(0, length - skip)) for length in reel.lengths.tolist()])
+        frame = (frame + reel.first.repeat_interleave((reel.lengths - skip).clamp_min(0))).to(self.device)
+        self.mean, self.deviation = cells.mean(), cells.std().clamp_min(1 / 255)
+        change = self.light[frame + skip] - self.light[frame]
+        self.change = change.std().clamp_min(1 / 255) if len(frame) else torch.ones((), device=self.device)
+        if actions.ndim == 2:
+            raise VeilError(
+                f"the videos of {reel.dataset.name} show several actions at once, of which there is no mean: "
+                "choose data with one action a video."
+            )
+        when = torch.linspace(0, 1, PHASES) * (reel.lengths[:, None] - 1)
+        at = self._between(cells, reel, torch.arange(len(reel)), when)  # (N, phases, h, w)
+        self.everyone = torch.zeros(staged.outputs, *at.shape[1:], device=self.device)
+        self.everyone.index_add_(0, actions.to(self.device), at)
+        count = torch.bincount(actions, minlength=staged.outputs).clamp_min(1).to(self.device)
+        self.everyone = self.everyone / count[:, None, None, None]  # (actions, phases, h, w)
+
+    def _half(self, reel: Reel) -> Tensor:
+        parts = [
+            halves(part.permute(3, 0, 1, 2)[None].float() / 255, self.recipe.cell)[0]
+            for part in reel.frames.split(512)
+        ]
+        return torch.cat(parts).to(self.device)
+
+    def _between(self, cells: Tensor, reel: Reel, rows: Tensor, when: Tensor) -> Tensor:
+        """Videos ``(B,)`` at moments ``(B, K)`` that may lie between frames."""
+        low = when.floor().long()
+        high = torch.minimum(low + 1, reel.lengths[rows, None] - 1)
+        share = (when - low).to(self.device)[..., None, None]
+        first = reel.first[rows, None]
+        return torch.lerp(cells[(first + low).to(self.device)], cells[(first + high).to(self.device)], share)
+
+    def wanted(self, actions: Tensor, phase: Tensor) -> Tensor:
+        """What everybody shows of actions ``(B,)`` at phases ``(B, K)``: ``(B, K, h, w)`` in deviations from the mean."""
+        where = (phase.clamp(0, 1) * (PHASES - 1)).to(self.device)
+        low = where.floor().long()
+        table, who = self.everyone, actions.to(self.device)[:, None]
+        found = torch.lerp(
+            table[who, low], table[who, (low + 1).clamp_max(PHASES - 1)], (where - low)[..., None, None]
+        )
+        return (found - self.mean) / self.deviation
+
+    def __call__(self, number: int) -> Seen:
+        """Windows of videos, some faster and some slower than they were; by their number alone."""
+        stage, reel = self.staged.stage, self.staged.train
+        dice = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + number * 8191 + rank())
+        count = max(1, stage.batch // world())
+        rows = torch.randint(len(reel), (count,), generator=dice)
+        last = (reel.lengths[rows] - 1)[:, None]
+        luck = torch.rand(2, count, 1, generator=dice)
+        start = (
+            luck[0] * (last + 1) - stage.length / 2
+        )  # from a window that has hardly begun to one that is nearly over
+        pace = stage.skip * (0.8 + 0.45 * luck[1])
+        when = torch.minimum((start + pace * torch.arange(stage.length)).round().clamp_min(0).long(), last)
+        light = self.light[(reel.first[rows, None] + when).to(self.device)]
+        if self.recipe.whose == "own":
+            return Seen(light, (_cells(light) - self.mean) / self.deviation)
+        return Seen(light, self.wanted(self.staged.actions[rows], when / last.clamp_min(1)))
+
+    @torch.no_grad()
+    def nearest(self, net: Everyone) -> float:
+        """How many validation videos, redrawn, are nearest to what everybody shows of their action."""
+        reel, stage = self.staged.val, self.staged.stage
+        light = self._half(reel)
+        reach = (stage.length - 1) * stage.skip
+        errors = torch.zeros(len(reel), self.staged.outputs)
+        every = torch.arange(self.staged.outputs)
+        modes = net.training
+        net.eval()
+        for row in range(len(reel)):
+            last = int(reel.lengths[row]) - 1
+            starts = torch.linspace(0, max(0, last - reach), WINDOWS)[:, None]
+            when = (starts + stage.skip * torch.arange(stage.length)).round().long().clamp_max(last)
+            drawn = net.draw(net.seen(light[(reel.first[row] + when).to(self.device)]))  # (windows, T, h, w)
+            for window, moments in zip(drawn, when, strict=True):
+                phase = (moments / max(1, last)).expand(len(every), -1)
+                errors[row] += (self.wanted(every, phase) - window).square().mean((1, 2, 3)).cpu()
+        net.train(modes)
+        right = reel.truth("action")
+        return 0.0 if right is None else float((errors.argmin(1) == right).float().mean())
+
+
+def _cells(light: Tensor) -> Tensor:
+    return F.avg_pool2d(light, 2)
+
+
+def varied(seen: Tensor) -> Tensor:
+    """What the network sees ``(B, 2, T, h, w)``, of people who stand elsewhere, are of another size, and move more or less."""
+    with torch.autocast(seen.device.type, enabled=False):
+        count, _, _, height, width = seen.shape
+        dice = 2 * torch.rand(5, count, device=seen.device) - 1
+        theta = torch.zeros(count, 2, 3, device=seen.device)
+        theta[:, 0, 0], theta[:, 1, 1] = (dice[:2] * math.log(1.2)).exp()
+        theta[:, 0, 2], theta[:, 1, 2] = 0.2 * dice[2], 0.12 * dice[3]
+        flat = seen.float().flatten(1, 2)  # (B, 2·T, h, w)
+        where = F.affine_grid(theta, [count, 1, height, width], align_corners=False)
+        moved = F.grid_sample(flat, where, padding_mode="border", align_corners=False).view(seen.shape)
+        strength = (dice[4] * math.log(1.4)).exp()[:, None, None, None, None]
+        return moved * strength + 0.15 * torch.randn_like(moved)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class EveryoneRecipe:
+    """Regression to everybody's mean."""
+
+    stage: Stage = Field(default_factory=lambda: Stage(length=16, skip=3, batch=64, augment="none"))
+    cell: Annotated[int, Field(ge=2, le=64)] = 8  # pixels
+    width: Annotated[int, Field(ge=8, le=128)] = 32
+    whose: Literal["everyone", "own"] = (
+        "everyone"  # "own", to compare with: the same network draws what it sees
+    )
+    steps: Annotated[int, Field(ge=2)] = 2500
+    lr: Annotated[float, Field(gt=0)] = 2e-3
+    weight_decay: Annotated[float, Field(ge=0)] = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.cell % 2 or self.stage.size % self.cell:
+            raise VeilError(
+                f"frames of {self.stage.size} pixels do not fit into cells of {self.cell}: "
+                "cell is even and a part of stage.size."
+            )
+
+    def network(self) -> nn.Module:
+        """A fresh anonymizer."""
+        return Everyone(self.cell, self.width)
+
+    def training(self, device: torch.device, devices: int) -> Training:
+        """See `Recipe`."""
+        torch.manual_seed(self.seed)
+        means = Means(self, Staged(self.stage, device, self.seed))
+        net = Everyone(self.cell, self.width).to(device)
+        for name in ("mean", "deviation", "change"):
+            getattr(net, name).copy_(getattr(means, name))
+
+        def learn(batch: Seen) -> Terms:
+            drawn = net.draw(varied(net.seen(batch.light)))
+            return {"distance": (drawn - batch.wanted).square().mean()}
+
+        plan = Schedule(warmup=min(50, self.steps // 4), shape="cosine", updates=self.steps, floor=0.01)
+        move = Move("learn", (net,), learn, self.lr, "adamw", self.weight_decay, plan)
+        return Training(
+            Game([move], setup(device, devices, self.seed)),
+            means,
+            lambda: {"val": means.nearest(net)},
+            net.state_dict,
+        )
