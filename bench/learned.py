@@ -27,6 +27,7 @@ import torch
 
 import audit  # before the others: it does without PyAV where there is none
 from veil import config
+from veil.audit import footage
 from veil.audit.judge import Data, judge
 from veil.audit.result import save
 from veil.audit.suites import Suite
@@ -139,6 +140,7 @@ def work(
     known: dict[str, Dataset] = {}
     for one in data.values():
         known |= {dataset.name: dataset for dataset in (one.use, one.private) if dataset}
+    footage.cpu_count = lambda: 2  # threads of one worker
     stage.read_data = lambda name, root, **_: known[name]  # decoded once, for all
     longest = 0.0
     while True:
@@ -203,11 +205,13 @@ def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: a
         suite = replace(suite, efforts=suite.efforts | fewer)
     if seed > 0 or protocol.endswith(UNSEEN) or (name in ROWS and not ROWS[name].main):
         suite = replace(suite, knows=("raw", "adapted"))
+    began = time.monotonic()
     if given.tiny:
         suite = audit.tiny(suite)
     (result,) = judge(
         {name: anonymizer}, data, suite, seeds=[seed], device=given.device, keep=given.keep, command=command
     )
+    print(f"    {name}: trained in {spent:.0f} s, judged in {time.monotonic() - began:.0f} s", flush=True)
     result = replace(result, settings={**result.settings, "training seconds": round(spent, 1)})
     for found in result.rows:
         print(
@@ -258,6 +262,9 @@ def table(given: argparse.Namespace) -> None:
                 if (only is None and (row.main or not side)) or (only is not None and name in only):
                     tasks.append((protocol, name, seed))
             tasks += [(protocol, name, seed) for name in FIXED if only is None or name in only]
+    if given.tasks:  # in the order in which they stand there
+        lines = given.tasks.read_text().splitlines()
+        tasks = [(p, n, int(s)) for p, n, s in (line.split("|") for line in lines if line)]
     tasks = [t for t in tasks if not (given.output / file_name(*t)).exists()]
     context = multiprocessing.get_context("fork")  # the frames are shared; CUDA begins after it
     taken = context.Value("i", 0)
@@ -282,6 +289,7 @@ def main() -> None:
     one.add_argument("data", type=Path)
     one.add_argument("-o", "--output", type=Path, required=True)
     one.add_argument("--only", help="rows, with ; between; every seed and protocol that is named")
+    one.add_argument("--tasks", type=Path, help="file of lines PROTOCOL|ROW|SEED, instead")
     one.add_argument("--seeds", default="0,1,2")
     one.add_argument("--protocols", default="utd-mhad,ucf-sports-utkface")
     one.add_argument("--seconds", type=float, default=1e9, help="take no task that may end later")

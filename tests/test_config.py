@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 from pydantic import Field
@@ -45,6 +45,14 @@ class Recipe:
             raise ValueError("13 epochs are unlucky")
         if self.epochs == 14:
             raise VeilError("14 epochs are a fortnight")
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Recipe = Field(default_factory=lambda: Recipe(5, "unet++", Optim(0.1, (0.2, 0.3)), note="kept"))
+    spare: Recipe | None = None
+
+    PRESETS: ClassVar[dict[str, Any]] = {"slow": {"inner": {"optim": {"lr": 0.01}}}}
 
 
 def recipe(tmp_path: Path, text: str, *sets: str) -> Recipe:
@@ -103,6 +111,31 @@ def test_set_changes_the_file(tmp_path):
     assert made.optim == Optim(0.5, (0.1, 0.2), None)
     assert (made.epochs, made.net, made.flip, made.weights) == (7, "unet++", False, {"task": 2})
     assert (made.folder, made.size) == (Path("x = y"), (1, 2))
+
+
+def test_a_part_of_a_table_is_laid_over_its_default(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text("[inner]\nflip = false\n[inner.optim]\nclip = 2")
+    made = read(path, Outer, ["inner.weights.task=1"])
+    optim = Optim(0.1, (0.2, 0.3), 2.0)
+    assert made.inner == Recipe(5, "unet++", optim, weights={"task": 1.0}, flip=False, note="kept")
+    assert made.spare is None and checked(as_dict(made), Outer) == made
+    path.write_text('preset = "slow"\n[spare]\nepochs = 2\noptim.clip = "none"')
+    made = read(path, Outer)
+    assert made.inner == Recipe(5, "unet++", Optim(0.01, (0.2, 0.3)), note="kept")
+    assert made.spare == Recipe(2, optim=Optim(clip=None))  # which has no default but that of its own class
+    for text, sentence in (
+        ("[inner.optim]\nbeta = 1", "r.toml: there is no 'inner.optim.beta', did you mean 'betas'?"),
+        ("[inner.optim]\nlr = -1", "r.toml: inner.optim.lr = -1 should be greater than 0."),
+        ("[spare]\nflip = true", "r.toml: 'spare.epochs' is missing, and it has no default."),
+    ):
+        path.write_text(text)
+        with pytest.raises(VeilError) as told:
+            read(path, Outer)
+        assert sentence in str(told.value)
+    path.write_text("")
+    with pytest.raises(VeilError, match=r"^--set: inner\.optim\.lr = -1 should be greater than 0\.$"):
+        read(path, Outer, ["inner.optim.lr=-1"])
 
 
 @pytest.mark.parametrize(

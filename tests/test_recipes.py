@@ -37,7 +37,11 @@ WHOLE = {
     "selective-t2-kth-bdq",
     "selective-t2-kth-elr-s16",
 }
-MOVES = {"elr": ["learn", "learn"], "noisy": ["warm", "hide", "hide"]}  # else one to hide and one to learn
+MOVES = {
+    "elr": ["learn", "learn"],
+    "everyone": ["learn", "learn"],
+    "noisy": ["warm", "hide", "hide"],
+}  # else one to hide and one to learn
 WHERE = {"penalty": "spact.", "tedspad": "spact.", "bdq": "game.", "stprivacy": "game."}  # the inner game
 
 
@@ -120,6 +124,8 @@ def small(path: Path) -> tuple[str, ...]:
     recipe: Any = config.read(path, training.RECIPES[method])
     stage = {"size": 32, "length": 4, "batch": 2, "stills": 2, "held": 8}
     sets = [f"{inner}stage.{key}={value}" for key, value in stage.items()]
+    if method == "everyone":  # has no opponents
+        return (*sets, "steps=2", "width=8")
     if method == "elr":
         sets += ["steps=2", "pool=3", "count=2", f"stage.size={max(32, recipe.factor)}"]
     else:
@@ -188,6 +194,25 @@ def test_two_turns_move_whose_turn_it_is(path, data, tmp_path, monkeypatch):
     drawn = np.concatenate([part.frames for part in methods.load(file.parent).stream([frames])])
     assert drawn.shape == frames.shape and drawn.dtype == np.uint8 and (drawn != frames).any()
     shutil.rmtree(file.parent)  # some are large
+
+
+@pytest.mark.parametrize("method", sorted(ANONYMIZERS))
+def test_a_part_of_a_table_keeps_the_rest_of_the_recipe(method, tmp_path):
+    path, kind = tmp_path / "recipe.toml", ANONYMIZERS[method]
+    path.write_text(f'method = "{method}"')
+    whole = config.as_dict(config.read(path, kind))
+    where = WHERE.get(method, "")
+    changed: Any = config.as_dict(config.read(path, kind, (f"{where}stage.held=17",)))
+    (changed[where[:-1]] if where else changed)["stage"]["held"] = 160
+    assert changed == whole
+
+
+def test_presets_are_laid_over_the_recipe(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text('method = "penalty"\npreset = "paper"')
+    recipe: Any = config.read(path, ANONYMIZERS["penalty"])
+    assert (recipe.spact.net, recipe.spact.task, recipe.spact.cap) == ("unet++", "i3d_r50", None)
+    assert (recipe.stage.size, recipe.stage.batch, recipe.stage.skip) == (224, 8, 4)
 
 
 def rows() -> list[tuple[str, ...]]:

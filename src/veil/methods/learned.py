@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from veil import config
-from veil.core import Anonymizer, Frames, Veiled, VeilError, to_clip, to_frames
+from veil.core import Anonymizer, Frames, Veiled, VeilError
 from veil.methods.adversarial import Adversarial
 from veil.methods.bdq import BDQRecipe
 from veil.methods.elr import ELR
@@ -97,8 +97,8 @@ class Learned(Anonymizer):
         past, block, future = (int(getattr(net, name, 0)) for name in ("past", "block", "future"))
         alone = past == 0 and block == 1
         skip = 1 if alone else stage.skip
-        length = (CHUNK if self.device == "cpu" else 8 * CHUNK) if block == 1 else block
-        group = _Group(redraw, stage.size, skip, past, length, future, whole=block > 1)
+        most = CHUNK if self.device == "cpu" else 16 * CHUNK  # a GPU is quicker with many at once
+        group = _Group(redraw, stage.size, skip, past, block, future, count=max(1, most // (block * skip)))
         for window in windows:
             for frame in window:
                 if (drawn := group.add(frame)) is not None:
@@ -108,7 +108,7 @@ class Learned(Anonymizer):
 
     @cached_property
     def _redraw(self) -> Redraw:
-        """Frames ``(T, h, w, 3)``, h and w multiples of 16, redrawn."""
+        """Clips ``(N, T, h, w, 3)`` uint8, h and w multiples of 16, redrawn."""
         net, _ = self._made
         if self.device == "cpu" and isinstance(image := getattr(net, "net", None), ImageToImage):
             # Several times as fast as torch on a processor, above all on one that has other work.
@@ -116,15 +116,19 @@ class Learned(Anonymizer):
                 to_onnx(image, Path(folder) / "net.onnx", 4 * STEP)
                 model = onnx.session(Path(folder) / "net.onnx")
 
-            def by_onnx(frames: Frames) -> Frames:
-                (drawn,) = model.run(None, {"images": frames.transpose(0, 3, 1, 2).astype(np.float32) / 255})
-                return np.rint(np.asarray(drawn).clip(0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
+            def by_onnx(clips: Frames) -> Frames:
+                images = clips.reshape(-1, *clips.shape[2:]).transpose(0, 3, 1, 2).astype(np.float32) / 255
+                (drawn,) = model.run(None, {"images": images})
+                frames = np.rint(np.asarray(drawn).clip(0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
+                return frames.reshape(clips.shape)
 
             return by_onnx
 
-        def by_torch(frames: Frames) -> Frames:
+        def by_torch(clips: Frames) -> Frames:
             with torch.inference_mode():
-                return to_frames(net(to_clip(frames)[None].to(self.device))[0])
+                seen = torch.from_numpy(clips).to(self.device).permute(0, 4, 1, 2, 3).float().div_(255)
+                drawn = net(seen).mul(255).round_().clamp_(0, 255).byte()
+                return drawn.permute(0, 2, 3, 4, 1).cpu().numpy()
 
         return by_torch
 
@@ -133,10 +137,12 @@ class _Group:
     """Frames that wait until those that are redrawn together, and those after them that are looked at, are there."""
 
     def __init__(
-        self, redraw: Redraw, side: int, skip: int, past: int, length: int, future: int, whole: bool
+        self, redraw: Redraw, side: int, skip: int, past: int, block: int, future: int, count: int
     ) -> None:
-        self._redraw, self._side, self._skip, self._whole = redraw, side, skip, whole
-        self._past, self._length, self._future = past * skip, length * skip, future * skip
+        """`count`: how many blocks are redrawn at once."""
+        self._redraw, self._side, self._skip = redraw, side, skip
+        self._past, self._block, self._future = past, block, future
+        self._unit, self._length = block * skip, block * skip * count  # frames
         self._small: list[
             Frames
         ] = []  # those before, those to be redrawn, those after, at the network's size
@@ -151,28 +157,34 @@ class _Group:
         how = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
         small = np.asarray(cv2.resize(frame, size, interpolation=how), np.uint8)
         if not self._small:
-            self._small += [small] * self._past  # before the first frame nothing moved
+            self._small += [small] * self._past * self._skip  # before the first frame nothing moved
         self._small.append(small)
         self._waiting += 1
-        return self._drawn(self._length) if self._waiting == self._length + self._future else None
+        ready = self._waiting == self._length + self._future * self._skip
+        return self._drawn(self._length) if ready else None
 
     def rest(self) -> Iterator[Frames]:
         """What still waits when the video is over; after its last frame nothing moves."""
         while self._waiting > 0:
             count = min(self._waiting, self._length)
-            # A network that works on so many frames gets as many; another gets as many as are interleaved.
-            needed = self._length if self._whole else count + -count % self._skip
-            missing = needed + self._future - self._waiting
+            needed = count + -count % self._unit
+            missing = needed + self._future * self._skip - self._waiting
             self._small += [self._small[-1]] * max(0, missing)
             yield self._drawn(needed)[:count]
 
     def _drawn(self, count: int) -> Frames:
-        seen = self._small[: self._past + count + self._future]
+        """The next `count` frames, redrawn: of each of the interleaved videos some blocks, with what is around them."""
+        skip, block, reach = self._skip, self._block, self._past + self._block + self._future
         drawn: list[Any] = [None] * count
-        before = self._past // self._skip
-        for phase in range(self._skip):
-            some = list(self._redraw(np.stack(seen[phase :: self._skip])))
-            drawn[phase :: self._skip] = some[before : before + count // self._skip]
+        seen = np.stack(self._small[: count + (self._past + self._future) * skip])
+        starts = [(phase, first) for phase in range(skip) for first in range(0, count // skip, block)]
+        if block == 1 and reach == 1:  # frame by frame: one clip of them all
+            drawn[:] = list(self._redraw(seen[None])[0])
+        else:
+            clips = np.stack([seen[phase::skip][first : first + reach] for phase, first in starts])
+            for (phase, first), clip in zip(starts, self._redraw(clips), strict=True):
+                at = slice(phase + first * skip, phase + (first + block) * skip, skip)
+                drawn[at] = list(clip[self._past : self._past + block])
         self._small = self._small[count:]
         self._waiting -= count
         return np.stack([cv2.resize(frame, self._size, interpolation=cv2.INTER_LINEAR) for frame in drawn])
