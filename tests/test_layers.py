@@ -53,6 +53,8 @@ ORDER = [
     "methods.filters",
     "methods.noise",
     "methods.selective",
+    "methods.redraw",
+    "methods.builtin",
     "methods.stage",
     "methods.spact",
     "methods.penalty",

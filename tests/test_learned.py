@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import clips
 from veil.cli import main
 from veil.core import Anonymizer, VeilError
 from veil.demo import sample
-from veil.methods import load, make
+from veil.methods import learned, load, make
 from veil.methods.learned import Learned
 from veil.train import train
 
@@ -68,7 +69,7 @@ def test_the_laws_hold(name, runs, frames):
 def test_what_is_drawn_at_once_makes_no_difference(name, runs, frames, monkeypatch):
     """A GPU redraws many frames at once, a processor a few."""
     few = whole(load(runs[name]), frames)
-    monkeypatch.setattr("veil.methods.learned.CHUNK", 64)
+    monkeypatch.setattr(learned, "CHUNK", 64)
     many = whole(load(runs[name]), frames)
     assert np.abs(few.astype(int) - many).max() <= 1
 
@@ -90,21 +91,22 @@ def test_detail_that_the_network_has_not_drawn_does_not_leave(runs):
 
 
 def test_the_command_line_takes_a_run(runs, tmp_path, capsys):
-    from veil.demo import write_sample
-
-    video = tmp_path / "in.mp4"
-    write_sample(video)
+    video = clips.video(tmp_path / "in.mp4", clips.pictures(20))
     for arguments in (["--with", str(runs["frames"])], ["--method", str(runs["frames"])]):
         with pytest.raises(SystemExit) as stopped:
             main(["anonymize", str(video), "-o", str(tmp_path / "out.mp4"), "--overwrite", *arguments])
-        assert stopped.value.code == 0 and (tmp_path / "out.mp4").exists()
+        assert stopped.value.code == 0, capsys.readouterr().err
+        assert (tmp_path / "out.mp4").exists()
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         (lambda run: (run / "weights.safetensors").unlink(), "its training is not finished"),
-        (lambda run: (run / "weights.safetensors").write_bytes(b"no"), "does not hold the weights of its run"),
+        (
+            lambda run: (run / "weights.safetensors").write_bytes(b"no"),
+            "does not hold the weights of its run",
+        ),
         (lambda run: (run / "run.json").write_text("{}"), "holds no run"),
         (lambda run: _edit(run, kind="recognize"), "which anonymizes nothing"),
         (lambda run: _edit(run, recipe={"width": -1}), "width"),

@@ -11,14 +11,14 @@ import torch
 from veil.audit import ask, judge
 from veil.audit.footage import gather, round_trip, veiled
 from veil.audit.judge import Data
-from veil.data.frames import square
-from veil.data.sample import narrowed
 from veil.audit.keeping import told
 from veil.audit.recognize import Batches, Effort, Recognizer, learn
 from veil.audit.restore import Restoring
 from veil.audit.suites import SUITES, Suite
 from veil.core import VeilError
 from veil.data import Dataset, Sample, read
+from veil.data.frames import square
+from veil.data.sample import narrowed
 from veil.methods import make
 from veil.nn.image import IMAGE_NETS
 from veil.nn.video import VIDEO_NETS

@@ -11,11 +11,13 @@ from pydantic.fields import FieldInfo
 
 from veil.config import nearest
 from veil.core import Anonymizer, VeilError
+from veil.methods.builtin import Everyone
 from veil.methods.filters import Blacken, Blur, Downsample, Mask, Noise, Pixelate
 from veil.methods.selective import Selective
 
 ANONYMIZERS: dict[str, type[Anonymizer]] = {
     "selective": Selective,
+    "everyone": Everyone,
     "blacken": Blacken,
     "mask": Mask,
     "blur": Blur,

@@ -21,6 +21,7 @@ with are drawn as the nearest ones that were.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from veil.core import VeilError
 from veil.fit import Game, Move, Schedule, Terms, rank, world
 from veil.methods.stage import Reel, Stage, Staged, setup
+from veil.nn import onnx
 from veil.recipe import STRICT, Training
 
 PHASES = 64  # of a video, at which means are held
@@ -73,7 +75,7 @@ class Everyone(nn.Module):
 
     def seen(self, light: Tensor) -> Tensor:
         """Half-cells ``(B, T, 2h, 2w)`` as the network takes them: what changed, and what is there, ``(B, 2, T, 2h, 2w)``."""
-        change = torch.diff(light, dim=1, prepend=light[:, :1]) / self.change
+        change = (light - torch.cat([light[:, :1], light[:, :-1]], 1)) / self.change
         return torch.stack([change.clamp(-LIMIT, LIMIT), (light - self.mean) / self.deviation], 1)
 
     def draw(self, seen: Tensor) -> Tensor:
@@ -100,6 +102,19 @@ def halves(clip: Tensor, cell: int) -> Tensor:
     if height % cell or width % cell:
         raise VeilError(f"frames of {height}×{width} pixels do not fit into cells of {cell} pixels.")
     return F.avg_pool2d(clip.float().mean(1), cell // 2)
+
+
+def to_onnx(net: Everyone, path: Path, stage: Stage) -> None:
+    """Write a network as ONNX: half-cells ``(N, T, 2h, 2w)`` to ``cells`` ``(N, T, h, w)`` in [0, 1], in 16 bits."""
+
+    def cells(light: Tensor) -> Tensor:
+        return (net.draw(net.seen(light)) * net.deviation + net.mean).clamp(0, 1)
+
+    length, side = net.past + net.block + net.future, 2 * stage.size // net.cell
+    told = {"side": stage.size, "cell": net.cell, "past": net.past, "block": net.block, "future": net.future}
+    axes = {0: "batch", 2: "rows", 3: "columns"}
+    example = torch.rand(1, length, side, side)
+    onnx.write(path, net, cells, example, output="cells", axes=axes, told=told, half=True)
 
 
 class Seen(NamedTuple):

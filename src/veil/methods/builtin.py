@@ -1,0 +1,55 @@
+"""Learned anonymizers that come with Veil: networks in ONNX, run without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from veil.core import Anonymizer, Frames, Veiled
+from veil.methods.redraw import Redraw, Shape, redrawn
+from veil.nn.onnx import session
+
+EVERYONE = Path(__file__).parent.parent / "nn" / "everyone.onnx"
+MOST = 24  # frames that are redrawn at once
+
+
+@dataclass(frozen=True)
+class Everyone(Anonymizer):
+    """Learned: draws what everybody would have shown doing the same, in large grey cells (docs/everyone.md)."""
+
+    skip: Annotated[
+        int,
+        Field(ge=1, le=60, description="frames from one that is looked at to the next: a tenth of a second"),
+    ] = 3
+
+    def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
+        """See `Anonymizer`."""
+        redraw, told = _everyone()
+        shape = Shape(told["side"], self.skip, told["past"], told["block"], told["future"])
+        return redrawn(windows, redraw, shape, MOST)
+
+
+@cache
+def _everyone() -> tuple[Redraw, dict[str, int]]:
+    """What redraws clips, and what the model's file tells of itself."""
+    model = session(EVERYONE)
+    told = {key: json.loads(value) for key, value in model.get_modelmeta().custom_metadata_map.items()}
+    cell = told["cell"]
+
+    def redraw(clips: Frames) -> Frames:
+        count, length, height, width, _ = clips.shape
+        half = cell // 2
+        grey = clips.mean(-1, dtype=np.float32) / 255
+        light = grey.reshape(count, length, height // half, half, width // half, half).mean((3, 5))
+        (cells,) = model.run(None, {"images": light})
+        grey = np.rint(np.asarray(cells) * 255).astype(np.uint8).repeat(cell, 2).repeat(cell, 3)
+        return np.repeat(grey[..., None], 3, -1)
+
+    return redraw, told
