@@ -3,7 +3,9 @@
     python bench/learned.py table DATA -o docs/results/rows [--only spact,bdq] [--seeds 0,1,2] [--seconds 500]
     python bench/learned.py list
 
-DATA is as in bench/audit.py, whose rows these stand beside: one file for each protocol, row and seed; files that are
+A protocol may be `utd-mhad`, `ucf-sports-utkface`, and the first with -unseen (use and attackers learn from videos that the
+method was not trained with), -novel (half of the actions train the method, the other half is judged) or -others
+(other networks than the table's). DATA is as in bench/audit.py, whose rows these stand beside: one file for each protocol, row and seed; files that are
 there are not made again, so that the table can be made in several sittings. The seed is that of the training and of the
 attackers. `python bench/audit.py merge docs/results/rows -o PAGES` makes one page of all.
 """
@@ -16,7 +18,7 @@ import multiprocessing
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ import audit  # before the others: it does without PyAV where there is none
 from veil import config
 from veil.audit import footage
 from veil.audit.judge import Data, judge
+from veil.audit.recognize import Recognizer
 from veil.audit.result import save
 from veil.audit.suites import Suite
 from veil.core import Anonymizer, Frames, Veiled
@@ -84,7 +87,11 @@ ROWS: dict[str, Row] = {
     ),
     "adversarial, ours": Row("adversarial-ours"),
 }
-UNSEEN = "-unseen"  # after a protocol's name: use and attackers learn from videos that the method was not trained with
+# After a protocol's name:
+UNSEEN = "-unseen"  # use and attackers learn from videos that the method was not trained with
+NOVEL = "-novel"  # the method learns from the first half of the actions, use and attackers from the other
+OTHERS = "-others"  # other networks than those of the table
+KINDS = (UNSEEN, NOVEL, OTHERS)
 
 
 class Difference(Anonymizer):
@@ -109,6 +116,11 @@ class Difference(Anonymizer):
 
 FIXED: dict[str, Anonymizer] = {"difference and downsample 16x": Difference()}
 SUITE: Suite = replace(audit.SUITE, uses=audit.SUITE.uses[:1])
+OTHER_USES = tuple(Recognizer(net, "clips") for net in ("r2plus1d_18", "x3d_s", "mvit_v2_s"))
+OTHER_ATTACKERS = (
+    *(Recognizer(net, "frames") for net in ("resnet50", "resnet101", "vit_b_16")),
+    Recognizer("r3d_18", "clips"),
+)
 Task = tuple[str, str, int]  # protocol, row, seed
 
 
@@ -116,8 +128,15 @@ def file_name(protocol: str, name: str, seed: int) -> str:
     return f"{protocol}.{audit.slug(name)}.{seed}.json"
 
 
-def changed(row: Row, protocol: str, seed: int) -> list[str]:
-    """What is set in a recipe for one protocol and seed."""
+def base_of(protocol: str) -> str:
+    """The protocol under which a method is trained; that of novel actions is trained by itself."""
+    return next(
+        (protocol.removesuffix(kind) for kind in (UNSEEN, OTHERS) if protocol.endswith(kind)), protocol
+    )
+
+
+def changed(row: Row, protocol: str, seed: int, known: Sequence[str]) -> list[str]:
+    """What is set in a recipe for one protocol and seed; `known`: the actions of its data."""
     at = PREFIX.get(row.recipe, GAMES.get(row.recipe, ""))
     sets = [*row.sets, f"{at}seed={seed}", f'{at}stage.use.root="."']
     if protocol.startswith("ucf-sports"):
@@ -126,6 +145,8 @@ def changed(row: Row, protocol: str, seed: int) -> list[str]:
             f'{at}stage.private={{name="utkface", root="."}}',
             f'{at}stage.pairs="views"',
         ]
+    if protocol.endswith(NOVEL):
+        sets.append(f"{at}stage.use.actions={json.dumps(list(known[: len(known) // 2]))}")
     return sets
 
 
@@ -176,9 +197,9 @@ def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: a
         anonymizer = FIXED[name]
     elif name != "raw":
         row = ROWS[name]
-        base = protocol.removesuffix(UNSEEN)
+        base = base_of(protocol)
         run = given.runs / Path(file_name(base, name, seed)).stem
-        sets = changed(row, base, seed)
+        sets = changed(row, base, seed, data.use.actions)
         began = time.monotonic()
         try:
             run.with_suffix(".mine").mkdir(parents=True)
@@ -203,7 +224,9 @@ def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: a
             sees: replace(effort, steps=400) for sees, effort in suite.efforts.items() if "clips" in sees
         }
         suite = replace(suite, efforts=suite.efforts | fewer)
-    if seed > 0 or protocol.endswith(UNSEEN) or (name in ROWS and not ROWS[name].main):
+    if protocol.endswith(OTHERS):
+        suite = replace(suite, uses=OTHER_USES, attackers=OTHER_ATTACKERS)
+    if seed > 0 or protocol.endswith(KINDS) or (name in ROWS and not ROWS[name].main):
         suite = replace(suite, knows=("raw", "adapted"))
     began = time.monotonic()
     if given.tiny:
@@ -249,8 +272,12 @@ def table(given: argparse.Namespace) -> None:
         for name, one in found.items()
         if name in given.protocols.split(",")
     }
-    for name in [name for name in given.protocols.split(",") if name.endswith(UNSEEN)]:
-        data[name] = Data(swapped(data[name.removesuffix(UNSEEN)].use))
+    for name in [name for name in given.protocols.split(",") if name.endswith(KINDS)]:
+        use = data[name.rpartition("-")[0]].use
+        if name.endswith(NOVEL):
+            data[name] = Data(use, actions=use.actions[len(use.actions) // 2 :])
+        else:
+            data[name] = Data(swapped(use) if name.endswith(UNSEEN) else use)
     print(f"decoded in {time.monotonic() - given.begun:.1f} s", flush=True)
     seeds = [int(seed) for seed in given.seeds.split(",")]
     only = given.only.split(";") if given.only else None

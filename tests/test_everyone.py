@@ -1,0 +1,105 @@
+"""Everyone: what it is taught, what it sees, and that it comes with Veil."""
+
+import numpy as np
+import pytest
+import torch
+
+from veil.core import VeilError
+from veil.methods import make
+from veil.methods.everyone import PHASES, Everyone, EveryoneRecipe, Means, halves, to_onnx
+from veil.methods.stage import Source, Stage, Staged
+from veil.nn.onnx import session
+
+STAGE = Stage(use=Source(options={"count": 60}), size=32, length=8, skip=1, batch=6, augment="none")
+
+
+@pytest.fixture(scope="module")
+def means() -> Means:
+    recipe = EveryoneRecipe(stage=STAGE, cell=8, width=8)
+    return Means(recipe, Staged(STAGE, torch.device("cpu"), 0))
+
+
+def test_half_cells_are_means_in_grey():
+    clip = torch.rand(2, 3, 4, 32, 48)
+    light = halves(clip, 8)
+    assert light.shape == (2, 4, 8, 12)
+    assert torch.isclose(light[1, 2, 3, 5], clip[1, :, 2, 12:16, 20:24].mean())
+    with pytest.raises(VeilError, match="do not fit into cells of 8"):
+        halves(torch.rand(1, 3, 4, 30, 32), 8)
+
+
+def test_what_everybody_shows_is_the_mean_of_the_training_videos(means):
+    reel, actions = means.staged.train, means.staged.actions
+    action = int(actions[0])
+    rows = (actions == action).nonzero()[:, 0].tolist()
+    for phase, place in ((0.0, 0), (1.0, PHASES - 1)):
+        naive = []
+        for row in rows:
+            frame = reel.frames[reel.first[row] + round(phase * (int(reel.lengths[row]) - 1))]
+            grey = frame.float().mean(-1) / 255
+            naive.append(
+                torch.stack([cell.mean() for cell in grey.reshape(4, 8, 4, 8).transpose(1, 2).flatten(0, 1)])
+            )
+        assert torch.allclose(means.everyone[action, place].flatten(), torch.stack(naive).mean(0), atol=1e-5)
+
+
+def test_two_people_who_do_the_same_are_taught_the_same(means):
+    """The target knows the action and how far it has come, and nothing else."""
+    actions = means.staged.actions
+    action = torch.tensor([int(actions[0])] * 2)
+    phase = torch.tensor([[0.1, 0.5, 0.9]] * 2)
+    wanted = means.wanted(action, phase)
+    assert torch.equal(wanted[0], wanted[1])
+    other = (actions != actions[0]).nonzero()[0]
+    assert not torch.equal(means.wanted(actions[other], phase[:1])[0], wanted[0])
+
+
+def test_batches_follow_from_their_number(means):
+    one, two, other = means(3), means(3), means(4)
+    assert torch.equal(one.light, two.light) and torch.equal(one.wanted, two.wanted)
+    assert not torch.equal(one.light, other.light)
+    assert one.light.shape == (6, 8, 8, 8) and one.wanted.shape == (6, 8, 4, 4)
+
+
+def test_to_draw_what_it_sees_is_another_target(means):
+    own = Means(EveryoneRecipe(stage=STAGE, cell=8, width=8, whose="own"), means.staged)
+    seen = own(0)
+    cells = torch.nn.functional.avg_pool2d(seen.light, 2)
+    assert torch.allclose(seen.wanted * own.deviation + own.mean, cells, atol=1e-5)
+
+
+def test_a_clip_does_not_depend_on_its_neighbours_and_stays_in_range():
+    torch.manual_seed(0)
+    net = Everyone(cell=8, width=8).eval()
+    clip = torch.rand(2, 3, 16, 32, 48)
+    both = net(clip)
+    assert both.shape == clip.shape and both.min() >= 0 and both.max() <= 1
+    assert torch.allclose(both[:1], net(clip[:1]), atol=1e-6)
+    assert (both[:, 0] == both[:, 2]).all()  # grey
+    cells = both[0, 0, 0].reshape(4, 8, 6, 8)
+    assert (cells == cells[:, :1, :, :1]).all()  # nothing finer than a cell
+
+
+def test_its_file_says_what_it_says(tmp_path):
+    torch.manual_seed(0)
+    net = Everyone(cell=8, width=8).eval()
+    to_onnx(net, tmp_path / "net.onnx", STAGE)
+    light = torch.rand(3, 16, 12, 8)
+    (cells,) = session(tmp_path / "net.onnx").run(None, {"images": light.numpy()})
+    with torch.no_grad():
+        expected = (net.draw(net.seen(light)) * net.deviation + net.mean).clamp(0, 1)
+    assert np.abs(expected.numpy() - np.asarray(cells)).max() < 2e-3  # its weights are stored in 16 bits
+
+
+@pytest.mark.parametrize("cell", [7, 12])
+def test_cells_that_do_not_fit_are_refused(cell):
+    with pytest.raises(VeilError, match="do not fit into cells"):
+        EveryoneRecipe(stage=STAGE, cell=cell)
+
+
+def test_the_one_that_comes_with_veil_shows_cells_only():
+    frames = np.random.default_rng(0).integers(0, 256, (20, 64, 80, 3), np.uint8)
+    drawn = np.concatenate([part.frames for part in make("everyone", skip=1).stream([frames])])
+    assert drawn.shape == frames.shape
+    assert (drawn[..., 0] == drawn[..., 2]).all()
+    assert np.abs(np.diff(drawn[..., 0].astype(int), axis=2)).max() < 128
