@@ -93,7 +93,12 @@ SUITE = Suite(
     videos=None,
     seeds=3,
     uses=(Recognizer("small3d", "clips"), Recognizer("r3d_18", "clips")),
-    attackers=(Recognizer("resnet18", "frames"), Recognizer("small3d", "clips")),
+    attackers=(
+        Recognizer("resnet18", "frames"),
+        Recognizer("small3d", "clips"),
+        Recognizer("kernel", "frames"),
+        Recognizer("kernel", "clips"),
+    ),
     efforts={
         "frames": Effort(steps=1000, rounds=2, batch=64, length=8),
         "clips": Effort(steps=1300, rounds=2, batch=32, lr=3e-3, length=8),
@@ -385,26 +390,30 @@ def table(given: argparse.Namespace) -> None:
 
 
 def merge(folder: Path, output: Path) -> None:
-    """One comparison for each protocol, of all seeds that are there."""
+    """One comparison for each protocol, of all methods and seeds that are there."""
     output.mkdir(parents=True, exist_ok=True)
-    for protocol in sorted({path.name.split(".")[0] for path in folder.glob("*.json")}):
+    found: dict[str, dict[str, list[Result]]] = {}  # by protocol and method, in the order of METHODS
+    for path in sorted(folder.glob("*.json")):
+        result = load(path)
+        found.setdefault(path.name.split(".")[0], {}).setdefault(result.method, []).append(result)
+    order = list(METHODS)
+    for protocol, methods in found.items():
         joined: list[Result] = []
-        for name in METHODS:
-            parts = [load(path) for path in sorted(folder.glob(f"{protocol}.{slug(name)}.[0-9].json"))]
-            if not parts:
-                continue
-            raw = [load(path) for path in sorted(folder.glob(f"{protocol}.raw.*.json"))]
+        for name in sorted(
+            methods, key=lambda name: (order.index(name) if name in order else len(order), name)
+        ):
+            parts = methods[name]
             seeds = [seed for part in parts for seed in part.settings["seeds"]]
             joined.append(
                 dataclasses.replace(
                     parts[0],
                     rows=merged(row for part in parts for row in part.rows),
-                    raw=merged(row for part in raw for row in part.rows),
+                    raw=merged(row for part in methods.get("raw", ()) for row in part.rows),
                     seconds=sum(part.seconds for part in parts),
                     settings={**parts[0].settings, "seeds": seeds},
                 )
             )
-        print(summary(joined))
+        print(f"{protocol}\n\n{summary(joined)}\n")
         written = write(joined, output / protocol)
         print(json.dumps({"protocol": protocol, "methods": len(joined), "page": str(written.html)}))
 

@@ -61,33 +61,63 @@ def test_batches_follow_from_their_number(means):
     assert one.light.shape == (6, 8, 8, 8) and one.wanted.shape == (6, 8, 4, 4)
 
 
-def test_to_draw_what_it_sees_is_another_target(means):
-    own = Means(EveryoneRecipe(stage=STAGE, cell=8, width=8, whose="own"), means.staged)
-    seen = own(0)
-    cells = torch.nn.functional.avg_pool2d(seen.light, 2)
-    assert torch.allclose(seen.wanted * own.deviation + own.mean, cells, atol=1e-5)
+def filled(snap: bool = True) -> Everyone:
+    torch.manual_seed(0)
+    net = Everyone(cell=8, width=8, snap=snap).eval()
+    net.pictures = torch.randn(3, 5, 4, 4)
+    net.pace.fill_(0.5)
+    net.mean.fill_(0.5)
+    net.deviation.fill_(0.1)
+    return net
+
+
+def test_distances_are_those_of_runs_of_pictures():
+    net = filled()
+    drawn = torch.randn(2, 6, 4, 4)
+    far = net.far(drawn)
+    assert far.shape == (2, 3, 5)
+    for action, phase in ((0, 0), (2, 4), (1, 2)):
+        at = [min(4, max(0, phase + round((k - 2.5) * 0.5))) for k in range(6)]
+        naive = (drawn[1] - net.pictures[action, at]).square().mean()
+        assert torch.isclose(far[1, action, phase], naive, atol=1e-5)
+
+
+def test_what_leaves_is_a_picture_of_everybody():
+    """Whatever comes in: no other picture can leave."""
+    net = filled()
+    known = (net.pictures * net.deviation + net.mean).clamp(0, 1).flatten(0, 1).flatten(1)  # (15, 16)
+    with torch.no_grad():
+        shown = net.shown(torch.rand(4, 16, 8, 8)).flatten(0, 1).flatten(1)  # (64, 16)
+    assert torch.cdist(shown, known, compute_mode="donot_use_mm_for_euclid_dist").amin(1).max() < 1e-5
+    with torch.no_grad():
+        free = filled(snap=False).shown(torch.rand(4, 16, 8, 8)).flatten(0, 1).flatten(1)
+    assert torch.cdist(free, known).amin(1).max() > 0.1
+
+
+def test_pictures_are_loaded_however_many_there_are():
+    net = Everyone(cell=8, width=8)
+    net.load_state_dict(filled().state_dict())
+    assert net.pictures.shape == (3, 5, 4, 4)
 
 
 def test_a_clip_does_not_depend_on_its_neighbours_and_stays_in_range():
-    torch.manual_seed(0)
-    net = Everyone(cell=8, width=8).eval()
-    clip = torch.rand(2, 3, 16, 32, 48)
+    net = filled()
+    clip = torch.rand(2, 3, 16, 32, 32)
     both = net(clip)
     assert both.shape == clip.shape and both.min() >= 0 and both.max() <= 1
     assert torch.allclose(both[:1], net(clip[:1]), atol=1e-6)
     assert (both[:, 0] == both[:, 2]).all()  # grey
-    cells = both[0, 0, 0].reshape(4, 8, 6, 8)
+    cells = both[0, 0, 0].reshape(4, 8, 4, 8)
     assert (cells == cells[:, :1, :, :1]).all()  # nothing finer than a cell
 
 
 def test_its_file_says_what_it_says(tmp_path):
-    torch.manual_seed(0)
-    net = Everyone(cell=8, width=8).eval()
+    net = filled()
     to_onnx(net, tmp_path / "net.onnx", STAGE)
-    light = torch.rand(3, 16, 12, 8)
+    light = torch.rand(3, 16, 8, 8)
     (cells,) = session(tmp_path / "net.onnx").run(None, {"images": light.numpy()})
     with torch.no_grad():
-        expected = (net.draw(net.seen(light)) * net.deviation + net.mean).clamp(0, 1)
+        expected = net.shown(light)
     assert np.abs(expected.numpy() - np.asarray(cells)).max() < 2e-3  # its weights are stored in 16 bits
 
 

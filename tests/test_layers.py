@@ -30,6 +30,7 @@ ORDER = [
     "nn.bodies",
     "nn.image",
     "nn.video",
+    "nn.kernel",
     "nn.unet",
     "data.sample",
     "data.labels",

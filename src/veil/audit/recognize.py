@@ -6,6 +6,8 @@ validation videos, score once on the test videos. A weak attacker flatters the a
 - standardises its input (what an anonymizer leaves may be faint),
 - trains until its training loss is low, in several rounds if it must, and reports that loss,
 - looks at many frames of a video and averages.
+
+One of them is no network: "kernel", which is solved (`veil.nn.kernel`) and finds what is faint but always in one place.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from veil.core import VeilError
 from veil.fit import Move, Schedule, Setup, fit, rank, world
 from veil.metrics import Bootstrap, Score, class_mean_average_precision, softmax, top1
 from veil.nn import image, video
+from veil.nn.kernel import Kernel
 
 Sees = Literal["frames", "clips", "motion"]
 Floats = npt.NDArray[np.float64]
@@ -34,14 +37,20 @@ CHECKS = 12  # times a round that the validation videos are looked at
 LOW = 0.05  # of the loss of a constant answer: from here on, training has succeeded
 DONE = 0.01  # the same share: nothing is left to learn
 PATIENCE = 3  # checks without a better validation score, once nothing is left to learn
+MOST = 6000  # samples that a kernel compares with
 
 
 @dataclass(frozen=True)
 class Recognizer:
-    """A network and what it looks at: single frames, clips, or the differences between a clip's frames."""
+    """A network (or "kernel") and what it looks at: single frames, clips, or the differences between a clip's frames."""
 
     net: str
     sees: Sees
+
+    @property
+    def solved(self) -> bool:
+        """Whether it is solved, not trained step by step."""
+        return self.net == "kernel"
 
     def __str__(self) -> str:
         return f"{self.net} on {self.sees}"
@@ -85,7 +94,12 @@ class Trained:
     ) -> Trained:
         """What `tensors` gave, for footage of the same shape and classes."""
         mean, std, numbers = (tensors.pop(f"audit.{name}") for name in ("mean", "std", "numbers"))
-        net = build(recognizer, len(footage.classes(target)), footage.frames.shape[1:3], effort)
+        outputs = len(footage.classes(target))
+        net = (
+            Kernel(outputs)
+            if recognizer.solved
+            else build(recognizer, outputs, footage.frames.shape[1:3], effort)
+        )
         net.load_state_dict(tensors)
         trained = Trained(recognizer, net.to(mean.device).eval(), target, mean, std, effort)
         trained.loss, trained.constant, trained.val = numbers.tolist()
@@ -147,8 +161,11 @@ class Trained:
 
     def probabilities(self, frames: Tensor) -> Floats:
         """Answers ``(N, looks, K)`` as probabilities."""
-        logits = self.logits(frames).double()
-        return logits.sigmoid().numpy() if self.target == "attributes" else softmax(logits.numpy())
+        logits = self.logits(frames).double().numpy()
+        if self.target == "attributes":
+            # torch's sigmoid rounds by where in memory a number stands: equal answers would be ranked.
+            return np.exp(-np.logaddexp(0, -logits))
+        return softmax(logits)
 
     def score(
         self, footage: Footage, bootstrap: Bootstrap | None = None, looks: int | None = None
@@ -192,6 +209,7 @@ def learn(
     """Train a recognizer; it comes back with the weights that did best on the validation videos.
 
     ``start``: begin with what another one has learned; ``weights``: begin with published ones (see `veil.nn`).
+    A kernel has no beginning: it is solved for these videos alone, and takes no weights.
     """
     for footage, name in ((train, "training"), (val, "validation")):
         if target not in footage.targets():
@@ -202,7 +220,12 @@ def learn(
     device = torch.device(device)
     frames, truth = train.frames.to(device), train.truth(target).to(device)
     val = val.to(device)
-    trained = fresh(recognizer, target, frames, len(train.classes(target)), effort, seed, weights)
+    outputs = len(train.classes(target))
+    if recognizer.solved:
+        if weights is not None:
+            raise VeilError(f"'{recognizer.net}' is solved for the videos at hand: it takes no weights.")
+        return _solve(recognizer, target, frames, truth, outputs, val, effort, seed)
+    trained = fresh(recognizer, target, frames, outputs, effort, seed, weights)
     if start is not None:
         trained.net.load_state_dict(start.net.state_dict())
     trained.net.to(device)
@@ -242,6 +265,57 @@ def learn(
     return trained
 
 
+def _solve(
+    recognizer: Recognizer,
+    target: str,
+    frames: Tensor,
+    truth: Tensor,
+    outputs: int,
+    val: Footage,
+    effort: Effort,
+    seed: int,
+) -> Trained:
+    """A kernel with the solution that does best on the validation videos.
+
+    Its loss is that of its closest fit to the training videos, as a network's is where training ended: the share of
+    the labels' spread that is left, in units of a constant answer's loss.
+    """
+    net = Kernel(outputs)
+    trained = _standardising(recognizer, target, net, frames, effort)
+    trained.constant = _constant_loss(truth)
+    right = truth if truth.ndim == 2 else F.one_hot(truth, outputs)
+    rows, samples = _samples(trained, net, frames, seed)
+    best: tuple[float, float] | None = None
+    kept: dict[str, Tensor] = {}
+    least = 1.0
+    for left in net.solutions(samples, right[rows]):
+        least = min(least, left)
+        found = validated(trained, val)
+        if best is None or found > best:
+            best, kept = found, _copied(net)
+    net.load_state_dict(kept)
+    net.to(frames.device).eval()
+    trained.loss = least * trained.constant
+    trained.val = best[0] if best else float("nan")
+    return trained
+
+
+def _samples(trained: Trained, net: Kernel, frames: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Videos ``(V,)``, and all looks at each as they are at test videos ``(V, E, D)``; beyond `MOST`, some of them."""
+    dice = torch.Generator().manual_seed(seed)
+    rows = torch.randperm(len(frames), generator=dice)[:MOST].sort().values
+    views = torch.stack(trained.views(frames.shape[1]))  # (looks, T)
+    each = min(len(views), max(1, MOST // len(rows)))
+    chosen = torch.rand(len(rows), len(views), generator=dice).argsort(1)[:, :each].sort(1).values
+    out = []
+    for some, looks in zip(rows.split(trained.effort.batch), chosen.split(trained.effort.batch), strict=True):
+        seen = frames[
+            some[:, None, None].to(frames.device), views[looks].to(frames.device)
+        ]  # (B, E, T, H, W, 3)
+        out.append(net.shrunk(trained.prepare(seen.flatten(0, 1))).unflatten(0, (len(some), each)))
+    return rows.to(frames.device), torch.cat(out)
+
+
 def build(
     recognizer: Recognizer, outputs: int, shape: Sequence[int], effort: Effort, weights: str | None = None
 ) -> nn.Module:
@@ -265,6 +339,12 @@ def fresh(
     """A recognizer that has learned nothing yet, but how to standardise what it sees in ``frames``."""
     torch.manual_seed(seed)
     net = build(recognizer, outputs, frames.shape[1:3], effort, weights)
+    return _standardising(recognizer, target, net, frames, effort)
+
+
+def _standardising(
+    recognizer: Recognizer, target: str, net: nn.Module, frames: Tensor, effort: Effort
+) -> Trained:
     zero, one = torch.zeros(3, device=frames.device), torch.ones(3, device=frames.device)
     trained = Trained(recognizer, net, target, zero, one, effort)
     some = frames[:: max(1, len(frames) // 256)]

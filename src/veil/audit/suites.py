@@ -56,10 +56,16 @@ SUITES: dict[str, Suite] = {
         videos=900,
         seeds=1,
         uses=(Recognizer("small3d", "clips"),),
-        attackers=(Recognizer("small2d", "frames"), Recognizer("small3d", "clips")),
+        attackers=(
+            Recognizer("small2d", "frames"),
+            Recognizer("small3d", "clips"),
+            Recognizer("kernel", "frames"),
+            Recognizer("kernel", "clips"),
+        ),
         efforts={
             "frames": Effort(steps=600, adapting=0.3, rounds=1, batch=48, lr=3e-3, length=8),
             "clips": Effort(steps=480, adapting=0.3, rounds=1, batch=32, lr=3e-3, length=8),
+            "kernel on frames": Effort(batch=48, looks=3),  # its work grows with the third power of all looks
         },
         restoring=Restoring(steps=200, batch=16, width=12),
         frames_only=("attributes",),
@@ -80,6 +86,8 @@ SUITES: dict[str, Suite] = {
             Recognizer("resnet18", "frames"),
             Recognizer("r3d_18", "clips"),
             Recognizer("r3d_18", "motion"),
+            Recognizer("kernel", "frames"),
+            Recognizer("kernel", "clips"),
         ),
         efforts={
             "frames": Effort(steps=1200, rounds=2, batch=64, length=16),
@@ -102,6 +110,8 @@ SUITES: dict[str, Suite] = {
             ),
             *(Recognizer(net, "clips") for net in ("r3d_18", "r2plus1d_18")),
             Recognizer("r3d_18", "motion"),
+            Recognizer("kernel", "frames"),
+            Recognizer("kernel", "clips"),
         ),
         efforts={
             "frames": Effort(steps=2000, rounds=3, batch=64, length=16),

@@ -32,7 +32,7 @@ class Everyone(Anonymizer):
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         """See `Anonymizer`."""
         redraw, told = _everyone()
-        shape = Shape(told["side"], self.skip, told["past"], told["block"], told["future"])
+        shape = Shape(told["side"], self.skip, told["past"], told["block"], told["future"], square=True)
         return redrawn(windows, redraw, shape, MOST)
 
 

@@ -92,7 +92,8 @@ class Learned(Anonymizer):
         past, block, future = (int(getattr(net, name, 0)) for name in ("past", "block", "future"))
         skip = 1 if past == 0 and block == 1 else stage.skip
         most = CHUNK if self.device == "cpu" else 16 * CHUNK  # a GPU is quicker with many at once
-        return redrawn(windows, redraw, Shape(stage.size, skip, past, block, future), most)
+        shape = Shape(stage.size, skip, past, block, future, getattr(net, "square", False))
+        return redrawn(windows, redraw, shape, most)
 
     @cached_property
     def _redraw(self) -> Redraw:

@@ -28,6 +28,7 @@ class Shape(NamedTuple):
     past: int = 0  # how many it sees before those that it redraws,
     block: int = 1  # redraws together,
     future: int = 0  # and sees after them
+    square: bool = False  # whether it knows square pictures only: others are pressed into a square, and back
 
 
 def redrawn(windows: Iterable[Frames], redraw: Redraw, shape: Shape, most: int) -> Iterator[Veiled]:
@@ -47,7 +48,7 @@ class _Group:
     def __init__(self, redraw: Redraw, shape: Shape, count: int) -> None:
         """`count`: how many blocks are redrawn at once."""
         self._redraw = redraw
-        self._side, self._skip, self._past, self._block, self._future = shape
+        self._side, self._skip, self._past, self._block, self._future, self._square = shape
         self._unit, self._length = shape.block * shape.skip, shape.block * shape.skip * count
         self._small: list[
             Frames
@@ -60,6 +61,8 @@ class _Group:
         self._size = frame.shape[1], frame.shape[0]
         scale = self._side / min(self._size)
         size = _fitting(self._size[0] * scale), _fitting(self._size[1] * scale)
+        if self._square:
+            size = self._side, self._side
         how = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
         small = np.asarray(cv2.resize(frame, size, interpolation=how), np.uint8)
         if not self._small:
