@@ -99,7 +99,7 @@ def anonymize(
         raise VeilError(f"--method {method} and --with {with_} say two things: give one of them.")
     if with_ and not (Path(with_) / "run.json").is_file():
         raise VeilError(f"--with {with_}: that is no folder of a run; `veil train RECIPE -o RUN` makes one.")
-    method = with_ or method or DEFAULT
+    method = str(Path(with_).absolute()) if with_ else method or DEFAULT
     if region and method.partition(":")[0] == "selective":
         raise VeilError(
             f"--region {region} is for filters: name what to hide with --hide, or choose one, such as --method blacken."

@@ -103,6 +103,29 @@ def test_adding_a_method_costs_one_method(world, tmp_path, monkeypatch):
     assert judge.judge({"raw": None}, Data(world), suite, keep=tmp_path)[0].rows == first[0].raw
 
 
+def test_what_is_solved_is_put_to_the_same_questions_and_kept(world, tmp_path, monkeypatch):
+    attackers = tuple(Recognizer("kernel", sees) for sees in ("frames", "clips", "motion"))
+    suite = replace(TINY, seeds=1, uses=(), attackers=attackers, frames_only=("attributes",))
+    method = {"blur": make("blur:region=frame")}
+    (first,) = judge.judge(method, Data(world), suite, keep=tmp_path)
+    asked = {(row.target, row.by, row.knows, row.after) for row in first.rows}
+    how = (("raw", "8-bit"), ("adapted", "8-bit"), ("adapted", "h264"), ("restoring", "8-bit"))
+    by = [("identity", f"kernel on {what}") for what in ("frames", "one frame", "clips", "motion")]
+    by += [("attributes", f"kernel on {what}") for what in ("frames", "one frame")]
+    assert asked == {(*who, *knows) for who in by for knows in how}
+    assert not any(note.startswith("weak witness") for row in first.rows for note in row.notes)
+    for path in tmp_path.glob("result-*"):
+        path.unlink()
+    learned = []
+    monkeypatch.setattr(
+        "veil.audit.trial.learn", lambda *args, **how: learned.append(args[0]) or learn(*args, **how)
+    )
+    (again,) = judge.judge(method, Data(world), suite, keep=tmp_path)
+    same, before = ([row for row in one.rows if row.after != "h264"] for one in (again, first))
+    assert same == before and again.raw == first.raw  # the encoder is not the same twice
+    assert len(learned) == 4 * 3  # adapted, h264, restoring; those of raw video were kept
+
+
 def test_several_at_once_find_the_same(world):
     suite = replace(TINY, seeds=1, attackers=TINY.attackers[:1], after=("8-bit",))
     one, two = (

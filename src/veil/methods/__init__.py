@@ -47,11 +47,11 @@ def make(spec: str = DEFAULT, **more: Any) -> Anonymizer:
     >>> make("pixelate:block=8", region="frame").params()["region"]
     'frame'
     """
-    if (Path(spec) / "run.json").is_file():
+    name, _, rest = spec.partition(":")
+    if name not in ANONYMIZERS and Path(spec).is_dir():
         if named := [key for key, value in more.items() if value is not None]:
             raise VeilError(f"the run {spec} has nothing to set, but {named[0]} is given: leave it out.")
         return load(spec)
-    name, _, rest = spec.partition(":")
     if name not in ANONYMIZERS:
         raise VeilError(
             f"there is no method '{name}'{nearest(name, ANONYMIZERS)}; `veil list` shows them all."
