@@ -48,7 +48,7 @@ def make(spec: str = DEFAULT, **more: Any) -> Anonymizer:
     'frame'
     """
     name, _, rest = spec.partition(":")
-    if name not in ANONYMIZERS and Path(spec).is_dir():
+    if name and name not in ANONYMIZERS and Path(spec).is_dir():
         if named := [key for key, value in more.items() if value is not None]:
             raise VeilError(f"the run {spec} has nothing to set, but {named[0]} is given: leave it out.")
         return load(spec)
