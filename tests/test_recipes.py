@@ -124,6 +124,8 @@ def small(path: Path) -> tuple[str, ...]:
     recipe: Any = config.read(path, training.RECIPES[method])
     stage = {"size": 32, "length": 4, "batch": 2, "stills": 2, "held": 8}
     sets = [f"{inner}stage.{key}={value}" for key, value in stage.items()]
+    if recipe.stage.use.name == "synthetic":
+        sets.append(f"{inner}stage.use.options.count=60")
     if method == "everyone":  # has no opponents
         return (*sets, "steps=2", "width=8")
     if method == "elr":
