@@ -38,7 +38,7 @@ def home(tmp_path_factory) -> Path:
 
 
 def test_set_up_is_two_commands_and_ci_calls_them():
-    assert COMMANDS[:2] == ["pip install . && veil demo", "pip install -e '.[dev]' && pytest -n auto"]
+    assert COMMANDS[:2] == ["pip install . && veil demo", "pip install -e '.[dev]' && pytest -n auto --dist worksteal"]
     ci = (ROOT / ".ci" / "run").read_text()
     assert "-e '.[dev]'" in ci and "\nveil demo" in ci and "\npytest -n auto" in ci
 
@@ -68,6 +68,9 @@ def test_command_that_trains(command, home):
             return
         count = "stage.use.options.count=60" if "everyone" in command else "options.count=60"
         words += ["--set", "steps=3", "--set", count, "--device", "cpu"]
+        words += ["--set", "stage.batch=4"] if "everyone" in command else []
+    elif "--videos" not in words:
+        words += ["--jobs", "1"]  # to start others takes longer than what they would do
     less = """
         import sys
         from dataclasses import replace
