@@ -38,7 +38,10 @@ def home(tmp_path_factory) -> Path:
 
 
 def test_set_up_is_two_commands_and_ci_calls_them():
-    assert COMMANDS[:2] == ["pip install . && veil demo", "pip install -e '.[dev]' && pytest -n auto --dist worksteal"]
+    assert COMMANDS[:2] == [
+        "pip install . && veil demo",
+        "pip install -e '.[dev]' && pytest -n auto --dist worksteal",
+    ]
     ci = (ROOT / ".ci" / "run").read_text()
     assert "-e '.[dev]'" in ci and "\nveil demo" in ci and "\npytest -n auto" in ci
 
