@@ -473,7 +473,7 @@ def with_smaller_batches(train: Callable[[int], T], batch: int, least: int = 1) 
         try:
             result = train(size)
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             why = str(error).strip().partition("\n")[0]
         else:
@@ -494,7 +494,8 @@ def with_smaller_batches(train: Callable[[int], T], batch: int, least: int = 1) 
         size = max(least, size // 2)
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory, of the GPU or the machine, was full."""
     told = str(error).lower()
     forms = ("out of memory", "can't allocate memory", "alloc_failed")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(form in told for form in forms)

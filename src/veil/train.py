@@ -24,7 +24,7 @@ from veil.audit.recognize import Batches, Effort, Recognizer, Sees, fresh, valid
 from veil.core import VeilError
 from veil.data import read as read_data
 from veil.draft import Draft
-from veil.fit import Game, Measured, Move, Schedule, Setup, _is_out_of_memory, fit, launch, rank, world
+from veil.fit import Game, Measured, Move, Schedule, Setup, fit, is_out_of_memory, launch, rank, world
 from veil.methods import learned
 from veil.recipe import STRICT, Recipe, Training
 from veil.run import Run
@@ -122,7 +122,7 @@ def _told(*arguments: Any) -> Path:
     try:
         return _train(*arguments)
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         why = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
     raise VeilError(
