@@ -145,7 +145,7 @@ def changed(row: Row, protocol: str, seed: int, known: Sequence[str]) -> list[st
             f'{at}stage.use.name="ucf-sports"',
             f'{at}stage.private={{name="utkface", root="."}}',
             f'{at}stage.pairs="views"',
-            f"{at}stage.stills=48",
+            f"{at}stage.stills=32",
         ]
     if protocol.endswith(NOVEL):
         sets.append(f"{at}stage.use.actions={json.dumps(list(known[: len(known) // 2]))}")
