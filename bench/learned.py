@@ -116,7 +116,7 @@ class Difference(Anonymizer):
 
 
 FIXED: dict[str, Anonymizer] = {"difference and downsample 16x": Difference()}
-SUITE: Suite = replace(audit.SUITE, uses=audit.SUITE.uses[:1])
+SUITE: Suite = replace(audit.SUITE, uses=(audit.SUITE.uses[0], Recognizer("kernel", "clips")))
 OTHER_USES = tuple(Recognizer(net, "clips") for net in ("r2plus1d_18", "x3d_s", "mvit_v2_s"))
 OTHER_ATTACKERS = (
     *(Recognizer(net, "frames") for net in ("resnet50", "resnet101", "vit_b_16")),
@@ -203,15 +203,23 @@ def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: a
         run = given.runs / Path(file_name(base, name, seed)).stem
         sets = changed(row, base, seed, data.use.actions)
         began = time.monotonic()
+        mine = run.with_name(f"{run.name}.mine")  # one for each seed
         try:
-            run.with_suffix(".mine").mkdir(parents=True)
+            mine.mkdir(parents=True)
         except FileExistsError:  # somebody else trains it
             while not (run / "weights.safetensors").exists():
+                if not mine.exists():
+                    raise RuntimeError("its training failed") from None
                 time.sleep(0.5)
         else:
             if given.tiny:
                 sets += tiny(row)
-            train(RECIPES / f"{row.recipe}.toml", run, sets=tuple(sets), device=given.device, every=10**9)
+            try:
+                train(RECIPES / f"{row.recipe}.toml", run, sets=tuple(sets), device=given.device, every=10**9)
+            except BaseException:
+                shutil.rmtree(run, ignore_errors=True)
+                mine.rmdir()
+                raise
             spent = time.monotonic() - began
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
         anonymizer = Learned(str(run / "weights.safetensors"), given.device)
