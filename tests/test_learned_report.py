@@ -1,0 +1,97 @@
+"""The tables of learned anonymizers are what the rows say."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import pytest
+
+from veil.audit.result import Knows, Result, Role, Row, save
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that makes the tables."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "bench"))
+    return importlib.import_module("learned_report")
+
+
+def row(role: Role, by: str, value: float, knows: Knows = "adapted") -> Row:
+    """One answer."""
+    target, chance = ("action", 0.04) if role == "utility" else ("identity", 0.125)
+    return Row(role, target, by, knows, "8-bit", "same dataset: utd-mhad", "top-1", (value,), chance, 200)
+
+
+def put(folder: Path, file: str, method: str, seed: int, *rows: Row, command: str = "") -> None:
+    """A file of rows as bench/learned.py leaves it."""
+    settings = {"seeds": [seed], "training seconds": 100.0 + seed}
+    result = Result(method, {}, "utd-mhad", rows, (), settings, (), command=command, seconds=60.0)
+    save(result, folder / f"utd-mhad.{file}.{seed}.json")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Raw video, one filter whose second seed met one attacker only, and one learned method of two seeds."""
+    put(tmp_path, "raw", "raw", 0, row("utility", "a", 0.97), row("leakage", "b", 1.0))
+    both = row("leakage", "b", 0.6), row("leakage", "c", 0.9)
+    put(tmp_path, "pixelate-16", "pixelate 16", 0, row("utility", "a", 0.96), *both)
+    put(tmp_path, "pixelate-16", "pixelate 16", 1, row("utility", "a", 0.98), row("leakage", "b", 0.5))
+    for seed, (use, leak) in enumerate([(0.94, 0.30), (0.96, 0.38)]):
+        answers = row("utility", "a", use), row("utility", "a", 0.99, "raw"), row("leakage", "b", 0.2)
+        attacks = row("leakage", "c", leak), row("leakage", "b", 0.13, "raw")
+        command = f"veil train recipes/everyone.toml -o RUN --set 'seed={seed}'"
+        put(tmp_path, "Everyone", "Everyone", seed, *answers, *attacks, command=command)
+    return tmp_path
+
+
+def line_of(page: str, method: str, part: int = 0) -> list[str]:
+    """The cells of a method's line."""
+    found = [line for line in page.splitlines() if line.startswith(f"| {method} |")]
+    return [cell.strip() for cell in found[part].strip("|").split("|")]
+
+
+def test_tables(bench: ModuleType, rows: Path) -> None:
+    """Of each seed the strongest attacker, those of fewer attackers left out; the rest of the page stays."""
+    page = rows / "page.md"
+    page.write_text(
+        "# Mine\n<!-- utd-mhad -->\nold\n<!-- end -->\nbetween\n<!-- bound -->\n<!-- end -->\n<!-- targets -->\n<!-- end -->\nlast\n"
+    )
+    bench.report(rows, page)
+    once = page.read_text()
+    assert once.startswith("# Mine\n<!-- utd-mhad -->\n| method")
+    assert once.endswith("<!-- end -->\nlast\n") and "\nbetween\n" in once and "old" not in once
+    everyone = line_of(once, "Everyone")
+    assert everyone[1] == "`veil train recipes/everyone.toml -o RUN`"
+    assert everyone[2:8] == [
+        ".950 [.940–.960]",
+        ".340 [.300–.380]",
+        "c, adapted",
+        ".130 [.130–.130]",
+        "2",
+        "100–101 s",
+    ]
+    assert line_of(once, "pixelate 16")[2:4] == [".970 [.960–.980]", ".900"]
+    assert "Not run yet: penalty B 0.3; penalty B 0.5" in once
+    assert line_of(once, "Everyone", 1)[2:] == [".940", ".380", "yes", "no"]
+    assert line_of(once, "pixelate 16", 1)[2:] == [".960", ".900", "no", "no"]
+    bench.report(rows, page)
+    assert page.read_text() == once
+
+
+def test_plot(bench: ModuleType, rows: Path) -> None:
+    """Every method has a mark and a name; what finds less lies lower."""
+    found = bench.read(rows, "utd-mhad", bench.PROTOCOLS["utd-mhad"])
+    drawn = ElementTree.fromstring(bench.plot(found, "identity"))
+    space = "{http://www.w3.org/2000/svg}"
+    names = [text.text for text in drawn.iter(f"{space}text")]
+    assert {"raw", "pixelate 16", "Everyone", "target"} <= set(names)
+    colours = bench.COLOURS
+    at = {
+        c.get("fill"): float(c.get("cy") or 0)
+        for c in drawn.iter(f"{space}circle")
+        if float(c.get("cy") or 0) > bench.TOP
+    }
+    assert at[colours["raw"]] < at[colours["filter"]] < at[colours["learned"]]
