@@ -7,7 +7,8 @@ A protocol may be `utd-mhad`, `ucf-sports-utkface`, and the first with -unseen (
 method was not trained with), -novel (half of the actions train the method, the other half is judged) or -others
 (other networks than the table's). DATA is as in bench/audit.py, whose rows these stand beside: one file for each protocol, row and seed; files that are
 there are not made again, so that the table can be made in several sittings. The seed is that of the training and of the
-attackers. `python bench/audit.py merge docs/results/rows -o PAGES` makes one page of all.
+attackers. `python bench/learned_report.py docs/results/rows -o docs/results/learned.md` makes the tables and the plot of them,
+`python bench/audit.py merge docs/results/rows -o PAGES` one page of all.
 """
 
 from __future__ import annotations
