@@ -421,6 +421,232 @@ def show(
     return 0
 
 
+features_app = App(name="features", help="Features of videos on disk: extract, anonymize and search them.")
+app.command(features_app)
+
+
+@features_app.command(name="extract")
+def extract_features(
+    inputs: tuple[str, ...] = (),
+    /,
+    *,
+    output: Annotated[str, Parameter(name=["--output", "-o"])],
+    encoder: str = "veil",
+    weights: str | None = None,
+    labels: str | None = None,
+    data: str | None = None,
+    root: str | None = None,
+    option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    stride: int | None = None,
+    stills: int = 10,
+    dtype: Literal["float16", "float32"] = "float16",
+    batch: int = 32,
+    workers: int = 1,
+    device: str = "cpu",
+    resume: Flag = False,
+) -> int:
+    """Add the features of videos to a store, which is made where there is none.
+
+    A video that cannot be read fails alone: the others are kept, and the exit code is 2. What is done is kept when the
+    command is killed.
+
+    Parameters
+    ----------
+    inputs
+        Videos, folders of videos, or patterns such as 'day-*/*.mp4'.
+    output
+        The folder of the store; new videos are added to one that exists.
+    encoder
+        Its name, or the folder of a run that trained one.
+    weights
+        Its published weights, where they do not come with Veil.
+    labels
+        A csv file with a line for each video: id (its path in the folder), and any of split, action, identity, segments
+        ("1.5-4 wave; 6-7 run", in seconds), attribute:NAME (0 or 1); other columns are groups.
+    data
+        A dataset instead of videos, as for `veil data check`, in the folder root.
+    option
+        KEY=VALUE for the dataset's reader; may be given several times.
+    stride
+        Frames from one clip to the next [as many as a clip has].
+    stills
+        Static clips of each video, one frame each: what adapters are trained to hide.
+    dtype
+        As what numbers are kept.
+    batch
+        Clips that are encoded at once.
+    workers
+        Processes, each with an encoder of its own.
+    device
+        cpu, cuda, cuda:1, …
+    resume
+        Skip videos that the store has already, instead of refusing them.
+    """
+    from veil.features import extract_videos
+
+    with _bar("extracting", "videos") as progress:
+        result = extract_videos(
+            inputs,
+            output,
+            data=data,
+            root=root,
+            options=dict(_pair(text) for text in option),
+            encoder=encoder,
+            weights=weights,
+            labels=labels,
+            stride=stride,
+            stills=stills,
+            dtype=dtype,
+            batch=batch,
+            workers=workers,
+            device=device,
+            resume=resume,
+            progress=progress,
+        )
+    said, *failures = result.sentences()
+    out.print(said, markup=False)
+    if failures:
+        _say("\n".join(failures))
+    return 2 if failures else 0
+
+
+@features_app.command(name="anonymize")
+def anonymize_features(
+    store: str,
+    /,
+    *,
+    with_: Annotated[str, Parameter(name="--with")],
+    output: Annotated[str, Parameter(name=["--output", "-o"])],
+    keep_private: Flag = False,
+    device: str = "cpu",
+) -> int:
+    """Write a store with the features of another after a latent anonymizer: the whole of it, or nothing.
+
+    Parameters
+    ----------
+    store
+        The folder that `veil features extract` made.
+    with_
+        The folder of a run of `veil train` with a recipe for features.
+    output
+        The folder to write.
+    keep_private
+        Keep identities, attributes and groups among the labels, as an audit needs them.
+    device
+        cpu, cuda, cuda:1, …
+    """
+    from veil.features import anonymize_store
+
+    with _bar("anonymizing", "videos") as progress:
+        result = anonymize_store(
+            store, with_, output, device=device, keep_private=keep_private, progress=progress
+        )
+    out.print("\n".join(result.sentences()), markup=False)
+    return 0
+
+
+@features_app.command(name="search")
+def search_features(
+    store: str,
+    /,
+    *,
+    like: str,
+    top: int = 10,
+    with_: Annotated[str | None, Parameter(name="--with")] = None,
+    encoder: str | None = None,
+    weights: str | None = None,
+    split: str | None = None,
+    action: str | None = None,
+    person: str | None = None,
+    group: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    device: str = "cpu",
+    json: Flag = False,
+) -> int:
+    """Show the videos of a store that are most like a video.
+
+    Parameters
+    ----------
+    store
+        The folder of the store.
+    like
+        A video file, or the id of a video in the store.
+    top
+        How many to show.
+    with_
+        The run that anonymized the store, where it is anonymized and a file is given.
+    encoder
+        The store's encoder, where it is a run that has moved.
+    weights
+        Its published weights, where they do not come with Veil.
+    split
+        Only videos of this split.
+    action
+        Only videos of this action.
+    person
+        Only videos of this person.
+    group
+        NAME=VALUE: only videos with this label; may be given several times.
+    device
+        cpu, cuda, cuda:1, …
+    json
+        Answer in JSON.
+    """
+    import json as jsons
+
+    from rich.text import Text
+
+    from veil.features import search_store
+
+    hits = search_store(
+        store,
+        like,
+        top=top,
+        with_=with_,
+        encoder=encoder,
+        weights=weights,
+        split=split,
+        action=action,
+        person=person,
+        groups={key: str(value) for key, value in map(_pair, group)},
+        device=device,
+    )
+    if json:
+        print(jsons.dumps([hit._asdict() for hit in hits], indent=1))
+        return 0
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("id", "score", "split", "action", "person", "groups"):
+        table.add_column(column, justify="right" if column == "score" else "left")
+    for hit in hits:
+        groups = ", ".join(f"{name}={value}" for name, value in hit.groups.items())
+        values = hit.id, f"{hit.score:.3f}", hit.split, hit.action or "", hit.identity or "", groups
+        table.add_row(*map(Text, values))
+    out.print(table)
+    return 0
+
+
+@features_app.command(name="info")
+def describe_features(store: str, /, *, json: Flag = False) -> int:
+    """Say whose features a store holds, how many, and what is known of the videos.
+
+    Parameters
+    ----------
+    store
+        The folder of the store.
+    json
+        Answer in JSON.
+    """
+    import json as jsons
+
+    from veil.features import describe_store
+
+    told = describe_store(store)
+    if json:
+        print(jsons.dumps(told.values, indent=1))
+    else:
+        out.print("\n".join(told.lines), markup=False)
+    return 0
+
+
 template_app = App(name="template", help="Templates: what is to be hidden, pointed at in pictures.")
 app.command(template_app)
 

@@ -84,8 +84,11 @@ class Move(Generic[BatchT]):
         nn.Module, ...
     ] = ()  # hold still in train(): fresh batch statistics, running ones untouched
     momentum: float = 0.9  # of sgd
+    pace: tuple[float, ...] = ()  # of each player, a factor on the learning rate; none: 1 for all
 
     def __post_init__(self) -> None:
+        if self.pace and len(self.pace) != len(self.players):
+            raise ValueError(f"'{self.name}' has {len(self.players)} players and {len(self.pace)} paces")
         if self.turns < 1:
             raise VeilError(f"a move takes at least one turn, got turns={self.turns} for '{self.name}'")
 
@@ -222,7 +225,7 @@ class Game(Generic[BatchT]):
         if self.setup.clip is not None:
             nn.utils.clip_grad_norm_(mover.weights, self.setup.clip)
         for group in mover.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["pace"]
         mover.optimizer.step()
         mover.progress.updates += 1
         _forget(mover.weights)
@@ -615,11 +618,18 @@ def _average_gradients(weights: list[nn.Parameter]) -> None:
 
 
 def _optimizer(move: Move[Any], weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+    groups: list[dict[str, Any]] = []
+    left = {id(p) for p in weights}  # who plays twice learns at the first one's pace
+    for player, pace in zip(move.players, move.pace or (1.0,) * len(move.players), strict=True):
+        own = [p for p in _distinct(player.parameters()) if id(p) in left]
+        left -= {id(p) for p in own}
+        if own:
+            groups.append({"params": own, "pace": pace})
     if move.optimizer == "sgd":
-        return torch.optim.SGD(weights, move.lr, momentum=move.momentum, weight_decay=move.weight_decay)
+        return torch.optim.SGD(groups, move.lr, momentum=move.momentum, weight_decay=move.weight_decay)
     kind = torch.optim.Adam if move.optimizer == "adam" else torch.optim.AdamW
     fused = all(p.is_cuda and p.is_floating_point() for p in weights)
-    return kind(weights, move.lr, weight_decay=move.weight_decay, fused=fused)
+    return kind(groups, move.lr, weight_decay=move.weight_decay, fused=fused)
 
 
 def _stacked(move: str, terms: Terms) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +30,7 @@ class Training:
     ]  # on validation data; "val" chooses a checkpoint, without it the last is kept
     weights: Callable[[], dict[str, Tensor]]  # of the network that the run is made for
     stop: Callable[[Measured], bool] = _never  # whether the goal is reached before the last step
+    told: Mapping[str, Any] = field(default_factory=dict)  # what else the file of weights says, as JSON
 
 
 class Recipe(Protocol):

@@ -6,6 +6,7 @@ a kill it goes on from the last checkpoint as if nothing had happened, since a b
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -25,7 +26,8 @@ from veil.core import VeilError
 from veil.data import read as read_data
 from veil.draft import Draft
 from veil.fit import Game, Measured, Move, Schedule, Setup, fit, is_out_of_memory, launch, rank, world
-from veil.methods import learned
+from veil.methods import learned, splavu
+from veil.nn.encoder_training import EncoderRecipe
 from veil.recipe import STRICT, Recipe, Training
 from veil.run import Run
 
@@ -84,10 +86,16 @@ class Recognize:
             batches,
             lambda: {"val": validated(trained, val)[0]},
             trained.net.state_dict,
+            told={"mean": trained.mean.tolist(), "std": trained.std.tolist()},
         )
 
 
-RECIPES: dict[str, type[Recipe]] = {"recognize": Recognize, **learned.RECIPES}
+RECIPES: dict[str, type[Recipe]] = {
+    "recognize": Recognize,
+    "encoder": EncoderRecipe,
+    "splavu": splavu.SPLAVU,
+    **learned.RECIPES,
+}
 
 
 def train(
@@ -189,7 +197,8 @@ def _train(
             run.load(game, "best")
         if rank() == 0:
             draft = Draft(weights, overwrite=True)
-            save_file({name: value.contiguous() for name, value in training.weights().items()}, draft.path)
+            tensors = {name: value.contiguous() for name, value in training.weights().items()}
+            save_file(tensors, draft.path, {key: json.dumps(value) for key, value in training.told.items()})
             draft.publish()
             run.plot()
         run.finish()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import pickle
+import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -323,7 +324,9 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
             held = load_file(path)
         else:
-            held = torch.load(path, map_location="cpu", weights_only=True)
+            # Some files hold several times what is taken from them; the rest need not be read.
+            mapped = zipfile.is_zipfile(path)  # older ones cannot be
+            held = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except ImportError as error:
         raise VeilError(f"{path} cannot be read: run `pip install safetensors` first.") from error
     except pickle.UnpicklingError as error:
@@ -342,9 +345,14 @@ def read_state(path: Path) -> dict[str, Tensor]:
     return {str(key): value for key, value in held.items()}
 
 
+# V-JEPA's files hold two encoders; the averaged one, which is the better, comes first here.
+_WRAPPERS = ("state_dict", "model_state", "model", "module", "target_encoder", "encoder")
+
+
 def _wrapped(held: Mapping[str, object]) -> str | None:
     return next(
-        (key for key in ("state_dict", "model_state", "model") if isinstance(held.get(key), Mapping)), None
+        (key for key in _WRAPPERS if isinstance(held.get(key), Mapping)),
+        None,
     )
 
 

@@ -1,0 +1,103 @@
+"""Taking a concept out of features in closed form: what is projected away, no attacker brings back.
+
+**LEACE** (Belrose et al. 2023, arXiv 2306.03819). Of all affine maps after which no linear predictor of the concept z does better than a
+constant, this one moves the features x the least (in every norm that belongs to an inner product)::
+
+    W  = (Σ_xx)^(−1/2)                                 Σ_xx: covariance of x; the inverse where it has one
+    P  = projection onto the columns of W Σ_xz         Σ_xz: covariance of x and z
+    r(x) = x − W⁻¹ P W (x − mean x)
+
+z may be classes (one column each) or numbers. Of numbers, P has as many directions as z has, and little would be left; of
+them, only the `rank` that x tells most of are taken: the leading left singular vectors of W Σ_xz (Σ_zz)^(−1/2), as in canonical
+correlation. What a linear predictor cannot find, a curved one may.
+
+**What moves** (ours). Features of a moving clip x hold what one frame shows, too: the features s of static clips of the same video, which
+know nothing of motion. With both whitened as above, keep the few directions v in which moving clips differ most from their static
+ones, measured against how much static ones differ from video to video, and nothing else::
+
+    M = covariance of W (x − s)          S = covariance of W s
+    keep the v with the largest  vᵀ M v / vᵀ (S + ε) v;   Q: an orthonormal basis of them
+    r(x) = mean x + W⁻¹ Q Qᵀ W (x − mean x)
+
+No label is used, neither of what is private nor of what is useful.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+LEAST = 1e-6  # of the largest variance: what varies less does not vary
+STEADY = (
+    1e-3  # ε, of features with deviation 1: what varies less from video to video counts as if it did so much
+)
+
+
+class Affine(nn.Module):
+    """x ↦ x − (x − mean) · taken: ``(…, D)`` to ``(…, D)``; as it is made, it changes nothing."""
+
+    mean: Tensor  # (D,)
+    taken: Tensor  # (D, D)
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("taken", torch.zeros(dim, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features without what is taken from them."""
+        return x - (x - self.mean) @ self.taken
+
+
+def leace(x: Tensor, z: Tensor, rank: int | None = None) -> Affine:
+    """The map that takes the concept z ``(N, C)`` from features x ``(N, D)``; of it, the first ``rank`` directions."""
+    if len(x) != len(z) or x.ndim != 2 or z.ndim != 2:
+        raise ValueError(
+            f"features are (N, D) and the concept (N, C), got {tuple(x.shape)} and {tuple(z.shape)}"
+        )
+    exact, concept = x.double(), z.double()
+    mean = exact.mean(0)
+    exact, concept = exact - mean, concept - concept.mean(0)
+    root, whiten = _roots(exact.T @ exact / len(exact))
+    _, of_concept = _roots(concept.T @ concept / len(concept))
+    across = whiten @ (exact.T @ concept / len(exact)) @ of_concept
+    left, strength, _ = torch.linalg.svd(across, full_matrices=False)
+    there = int((strength > LEAST).sum())
+    left = left[:, : there if rank is None else min(rank, there)]
+    return _without(x, mean, root @ left @ left.T @ whiten)
+
+
+def moving(x: Tensor, stills: Tensor, keep: int) -> Affine:
+    """The map that keeps what moves: of clips x ``(N, D)`` and static clips of their videos ``(N, D)``, so many directions."""
+    if x.shape != stills.shape or x.ndim != 2:
+        raise ValueError(
+            f"clips and static clips are (N, D) and (N, D), got {tuple(x.shape)} and {tuple(stills.shape)}"
+        )
+    if not 1 <= keep <= x.shape[1]:
+        raise ValueError(f"of {x.shape[1]} directions {keep} cannot be kept")
+    mean = x.double().mean(0)
+    exact = x.double() - mean
+    root, whiten = _roots(exact.T @ exact / len(exact))
+    clips, still = exact @ whiten, (stills.double() - stills.double().mean(0)) @ whiten
+    motion = clips - still
+    one = torch.eye(len(root), dtype=root.dtype, device=root.device)
+    _, against = _roots(still.T @ still / len(still) + STEADY * one)
+    _, vectors = torch.linalg.eigh(against @ (motion.T @ motion / len(motion)) @ against)
+    basis, _ = torch.linalg.qr(against @ vectors[:, -keep:])
+    return _without(x, mean, root @ (one - basis @ basis.T) @ whiten)
+
+
+def _without(x: Tensor, mean: Tensor, taken: Tensor) -> Affine:
+    made = Affine(x.shape[1]).to(x.device)
+    made.mean = mean.to(x.dtype)
+    made.taken = taken.T.contiguous().to(x.dtype)  # rows are features, so the map acts from the right
+    return made
+
+
+def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """The square root of a covariance, and its inverse on what varies."""
+    values, vectors = torch.linalg.eigh(covariance)
+    values = torch.where(values > LEAST * values.max().clamp_min(1e-30), values, 0)
+    root = values.sqrt()
+    inverse = torch.where(root > 0, 1 / root.clamp_min(1e-30), 0)
+    return (vectors * root) @ vectors.T, (vectors * inverse) @ vectors.T

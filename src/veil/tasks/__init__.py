@@ -1,0 +1,1 @@
+"""What must survive in a video's features: actions (`action`), their times (`detection`), anomalies (`anomaly`)."""
