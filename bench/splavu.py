@@ -72,16 +72,16 @@ class Row:
 FIXED = {"net": "none", "playing": 1, "warming": 0}
 ROWS: dict[str, Row] = {
     "paper": Row("paper", main=True),
-    "what moves, 16, k-same": Row(sets={**FIXED, "keep": 16}, main=True),
-    "what moves, 32, k-same": Row(sets={**FIXED, "keep": 32}, main=True),
+    "what moves, 16, k-same": Row(sets={**FIXED, "keep": 16, "neighbours": 16}, main=True),
+    "what moves, 32, k-same": Row(sets={**FIXED, "keep": 32, "neighbours": 16}, main=True),
     "LEACE of identity": Row(sets={**FIXED, "erase": "identity", "neighbours": 0}, main=True),
     "what moves, 24": Row(sets={**FIXED, "keep": 24, "neighbours": 0}, main=True),
-    "what moves, 32, trained": Row(sets={"keep": 32, "neighbours": 0, "playing": 1000, "lr": 3e-4}),
-    "what moves, 24, k-same": Row(sets={**FIXED, "keep": 24}),
+    "ours": Row(main=True),
+    "what moves, 24, k-same": Row(sets={**FIXED, "keep": 24, "neighbours": 16}),
     "what moves, 16": Row(sets={**FIXED, "keep": 16, "neighbours": 0}),
     "what moves, 32": Row(sets={**FIXED, "keep": 32, "neighbours": 0}),
     "what moves, 64": Row(sets={**FIXED, "keep": 64, "neighbours": 0}),
-    "what moves, 64, k-same": Row(sets={**FIXED, "keep": 64}),
+    "what moves, 64, k-same": Row(sets={**FIXED, "keep": 64, "neighbours": 16}),
     "LEACE of stills": Row(sets={**FIXED, "erase": "stills", "rank": 64, "neighbours": 0}),
     "LEACE of attributes": Row(sets={**FIXED, "erase": "attributes", "neighbours": 0}),
     "paper, without consistency": Row("paper", {"consistency": 0.0}),
@@ -93,14 +93,16 @@ ROWS: dict[str, Row] = {
     "paper, MLP": Row("paper", {"net": "mlp"}),
     "paper, 1 layer": Row("paper", {"layers": 1}),
     "as released": Row("released"),
-    "matcher": Row(sets={"erase": "none", "neighbours": 0, "playing": 1000, "lr": 3e-4}),
-    "matcher, stronger": Row(
-        sets={"erase": "none", "neighbours": 0, "playing": 1000, "lr": 3e-4, "budget_weight": 10.0}
-    ),
-    "k-same": Row(sets={**FIXED, "erase": "looks", "keep": 256}),
+    "ours, nothing erased": Row(sets={"erase": "none"}),
+    "ours, nothing erased, budget 10": Row(sets={"erase": "none", "budget_weight": 10.0}),
+    "ours, without consistency": Row(sets={"consistency": 0.0}),
+    "ours, without budget": Row(sets={"budget": "none"}),
+    "ours, action only": Row(tasks=("action",)),
+    "ours, 24": Row(sets={"keep": 24}),
+    "k-same": Row(sets={**FIXED, "keep": 256, "neighbours": 16}),
     "paper, 5 layers": Row("paper", {"layers": 5}),
     "paper, action and anomaly": Row("paper", tasks=("action", "anomaly")),
-    "what moves, 32, trained, k-same": Row(sets={"keep": 32, "playing": 1000, "lr": 3e-4}),
+    "ours, k-same": Row(sets={"neighbours": 16}),
 }
 
 
@@ -136,9 +138,8 @@ def banks(given: argparse.Namespace) -> None:
                 extract(dataset, encoder, stride=stride, stills=stills, batch=512, device=given.device), path
             )
             if kind == "clips":
-                middle = [
-                    frames[len(frames) // 2] for s in _chunks(dataset.samples) for frames in dataset.batch(s)
-                ]  # type: ignore[misc]
+                assert dataset.batch is not None
+                middle = [f[len(f) // 2] for some in _chunks(dataset.samples) for f in dataset.batch(some)]
                 save_pictures(np.stack(middle), given.output / "clips.pictures.safetensors")
         print(f"{time.monotonic() - begun:5.0f} s {kind}", flush=True)
     if given.data is None:
@@ -283,7 +284,7 @@ def judge(
     put("leak gait rank-1", latents.walked(bank["gait"]))
     put("leak gait rank-1 across views", latents.walked(bank["gait"], across_views=True))
     split = [bank["bias"].split(part) for part in ("train", "val", "test")]
-    accuracy, gap, groups = latents.gap(*split, "gender", seed=seed, effort=effort)
+    accuracy, gap, groups = latents.gap(split[0], split[1], split[2], "gender", seed=seed, effort=effort)
     put("bias accuracy", accuracy)
     put("bias gap", gap)
     for name, score in groups.items():
@@ -397,6 +398,150 @@ def table(given: argparse.Namespace) -> None:
         worker.join()
 
 
+# What it says
+
+
+MARK = "<!-- {} -->"
+USES = {"use action": "action", "use detection": "detection", "use anomaly": "anomaly"}
+
+
+def read_rows(folder: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        one = json.loads(path.read_text())
+        rows.setdefault((one["protocol"], one["name"]), []).append(one)
+    return rows
+
+
+def strongest(found: dict[str, Any], target: str) -> float:
+    return max(value["value"] for key, value in found.items() if key.startswith(f"leak {target}"))
+
+
+def spread(values: Sequence[float]) -> str:
+    mean = f"{np.mean(values):.3f}".removeprefix("0")
+    if len(values) == 1:
+        return mean
+    least, most = (f"{value:.3f}".removeprefix("0") for value in (min(values), max(values)))
+    return f"{mean} [{least}–{most}]"
+
+
+def table_of(rows: dict[tuple[str, str], list[dict[str, Any]]], protocol: str, names: Sequence[str]) -> str:
+    """One line a row: what is left of each use and of what is private, and how much of the excess leakage is gone."""
+    raw = [one["found"] for one in rows[protocol, "raw"]]
+    uses = [key for key in USES if key in raw[0]]
+    targets = [t for t in ("identity", "attributes") if any(key.startswith(f"leak {t}") for key in raw[0])]
+    more = [key for key in ("leak gait rank-1", "search action", "search identity") if key in raw[0]]
+    head = ["features", *(USES[key] for key in uses)]
+    for target in targets:
+        head += [f"{target}, strongest", "excess gone"]
+    head += [{"leak gait rank-1": "gait"}.get(key, key) for key in more] + [
+        "worst use",
+        "seeds",
+        "trained in",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for name in names:
+        found = [one["found"] for one in rows.get((protocol, name), [])]
+        if not found:
+            continue
+        cells = [name, *(spread([one[key]["value"] for one in found]) for key in uses)]
+        for target in targets:
+            before = float(np.mean([strongest(one, target) for one in raw]))
+            chance = next(
+                value["chance"] for key, value in raw[0].items() if key.startswith(f"leak {target}")
+            )
+            left = [strongest(one, target) for one in found]
+            gone = 1 - (np.mean(left) - chance) / (before - chance)
+            cells += [spread(left), "" if name == "raw" else f"{100 * gone:.0f} %"]
+        cells += [spread([one[key]["value"] for one in found]) for key in more]
+        change = [
+            np.mean([o[key]["value"] for o in found]) / np.mean([o[key]["value"] for o in raw]) - 1
+            for key in uses
+        ]
+        seconds = [one["training seconds"] for one in rows[protocol, name]]
+        took = f"{min(seconds):.0f}–{max(seconds):.0f} s" if len(seconds) > 1 else f"{seconds[0]:.0f} s"
+        cells += [
+            "" if name == "raw" else f"{100 * min(change):+.1f} %",
+            str(len(found)),
+            "" if name == "raw" else took,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def report(given: argparse.Namespace) -> None:
+    """Fill the marked blocks of a page with what the rows say."""
+    rows, text = read_rows(given.rows), given.output.read_text()
+    for protocol in sorted({protocol for protocol, _ in rows}):
+        names = ["raw", *ROWS]
+        begin, end = MARK.format(protocol), MARK.format("end")
+        if begin not in text:
+            continue
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        missing = [name for name in names if (protocol, name) not in rows]
+        note = f"\n\nNot run yet: {'; '.join(missing)}." if missing else ""
+        text = f"{before}{begin}\n{table_of(rows, protocol, names)}{note}\n{end}{after}"
+    given.output.write_text(text)
+
+
+def cost(given: argparse.Namespace) -> None:
+    """The paper's sizes: 3,570 videos of 768 numbers, batches of 512, 100 epochs; and a million features."""
+    videos, dim, batch = 3570, 768, 512
+    dice = torch.Generator().manual_seed(0)
+    bank = Bank(
+        encoder="made",
+        fingerprint="0",
+        samples=tuple(Sample(str(i), "train", action=i % 51) for i in range(videos)),
+        clips=torch.randn(videos, 1, dim, generator=dice),
+        counts=torch.ones(videos, dtype=torch.long),
+        starts=torch.zeros(videos, 1),
+        seconds=torch.ones(videos),
+        length=1.0,
+        stills=torch.randn(videos, 10, dim, generator=dice),
+        actions=tuple(map(str, range(51))),
+    )
+    steps = 100 * -(-videos // batch)
+    device = torch.device(given.device)
+    for preset in ("paper", "ours"):
+        plain = {
+            **SPLAVU.PRESETS[preset],
+            "action": {"data": "synthetic"},
+            "drawing": 0,
+            "warming": 0,
+            "playing": steps,
+        }
+        recipe = config.checked({**plain, "pairs": given.pairs}, SPLAVU)
+        training = trained_on(recipe, {"action": bank}, device)
+        turns = steps if device.type == "cuda" else given.turns
+        times, moves = [], []
+        begun = time.perf_counter()
+        for measured in fit(training.game, map(training.batch, range(turns))):
+            times.append(time.perf_counter() - begun)
+            moves.append(measured.move)
+            begun = time.perf_counter()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        hide = [t for t, move in zip(times[2:], moves[2:], strict=True) if move == "hide"]
+        total = sum(times) if len(times) == steps else float(np.median(hide)) * steps
+        print(
+            f"{preset}: {1000 * np.median(hide):.1f} ms a step of the adapter; {steps} steps in {total:.0f} s on {device}"
+        )
+    adapter = recipe.adapter(dim).to(device).eval().requires_grad_(False)
+    adapter.fill({name: value.detach() for name, value in training.weights().items()})
+    x = torch.randn(8192, 1, dim, generator=dice).to(device)
+    adapter(x)
+    begun = time.perf_counter()
+    rounds = 122 if device.type == "cuda" else 2
+    with torch.no_grad():
+        for _ in range(rounds):
+            adapter(x)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    rate = rounds * len(x) / (time.perf_counter() - begun)
+    print(f"anonymizing: {rate:,.0f} features a second; a million in {1e6 / rate:.1f} s")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -412,12 +557,18 @@ def main() -> None:
     two.add_argument("--seeds", default="0,1,2")
     two.add_argument("--jobs", type=int, default=8)
     two.add_argument("--seconds", type=float, default=1e9, help="take no task that may end later")
-    for verb in (one, two):
+    three = verbs.add_parser("report")
+    three.add_argument("rows", type=Path)
+    three.add_argument("-o", "--output", type=Path, required=True, help="a page with marked blocks")
+    four = verbs.add_parser("cost")
+    four.add_argument("--turns", type=int, default=12, help="steps that are timed on a processor")
+    four.add_argument("--pairs", type=int, help="videos of a batch that lend static clips; all")
+    for verb in (one, two, four):
         verb.add_argument("--data", type=Path, help="folder that holds utd_mhad_depth")
         verb.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
         verb.add_argument("--tiny", action="store_true", help="to see that it runs")
     given = parser.parse_args()
-    {"banks": banks, "table": table}[given.verb](given)
+    {"banks": banks, "table": table, "report": report, "cost": cost}[given.verb](given)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ useful is learned anew from anonymized features: actions (linear), where they ar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -348,7 +348,14 @@ def _spread(bank: Bank) -> tuple[Tensor, Tensor]:
     return x.mean(0), x.std(0).clamp_min(1e-6 + 1e-4 * float(x.std()))
 
 
-def _best_of(net: nn.Module, loss, score, videos: int, seed: int, effort: Effort) -> float:  # type: ignore[no-untyped-def]
+def _best_of(
+    net: nn.Module,
+    loss: Callable[[list[int]], dict[str, Tensor]],
+    score: Callable[[], float],
+    videos: int,
+    seed: int,
+    effort: Effort,
+) -> float:
     """Train a head; it keeps the weights that do best on the validation videos."""
     plan = Schedule(warmup=effort.turns // 20, shape="cosine", updates=effort.turns, floor=0.01)
     move = Move("learn", (net,), loss, 1e-3, "adamw", 0.025, plan)
@@ -425,7 +432,13 @@ class Decoder(nn.Module):
 
 
 def inverted(
-    train: Bank, pictures: Tensor, others: Sequence[Bank], *, seed: int = 0, steps: int = 600
+    train: Bank,
+    pictures: Tensor,
+    others: Sequence[Bank],
+    *,
+    seed: int = 0,
+    steps: int = 600,
+    width: int = 256,
 ) -> tuple[list[Tensor], Tensor]:
     """What a decoder draws of the first clips of other videos, and of the training videos: ``(V, 3, 32, 32)``.
 
@@ -435,7 +448,7 @@ def inverted(
     torch.manual_seed(seed)
     mean, scale = _spread(train)
     device = train.clips.device
-    net = Decoder(train.dim).to(device)
+    net = Decoder(train.dim, width).to(device)
     x, y = (train.clips[:, 0] - mean) / scale, pictures.to(device)
 
     def loss(rows: Tensor) -> dict[str, Tensor]:

@@ -302,9 +302,9 @@ class SPLAVU:
     start: Literal["drawn", "identity"] = "identity"  # descended to by L1, or made so
     # What is taken out in closed form first.
     erase: Literal["none", "looks", "stills", "identity", "attributes"] = "looks"
-    keep: Annotated[int, Field(ge=1)] | None = None  # directions left without looks; none: a sixteenth
+    keep: Annotated[int, Field(ge=1)] | None = None  # directions left without looks; none: an eighth
     rank: Annotated[int, Field(ge=1)] | None = None  # directions that LEACE takes of the others; none: all
-    neighbours: Annotated[int, Field(ge=0)] = 16  # k, who stand for one; 0: everyone stands for himself
+    neighbours: Annotated[int, Field(ge=0)] = 0  # k, who stand for one; 0: everyone stands for himself
     budget: Literal["static", "match", "none"] = "match"
     task_weight: Annotated[float, Field(ge=0)] = 1.0
     budget_weight: Annotated[float, Field(ge=0)] = 1.0
@@ -321,9 +321,9 @@ class SPLAVU:
     anomaly_batch: Annotated[int, Field(ge=2)] = 8  # normal and as many abnormal
     drawing: Annotated[int, Field(ge=0)] = 0
     warming: Annotated[int, Field(ge=0)] = 200
-    playing: Annotated[int, Field(ge=0)] = 1400
+    playing: Annotated[int, Field(ge=0)] = 1000
     lr_draw: Annotated[float, Field(gt=0)] = 1e-4
-    lr: Annotated[float, Field(gt=0)] = 1e-4  # of the adapter
+    lr: Annotated[float, Field(gt=0)] = 3e-4  # of the adapter
     lr_action: Annotated[float, Field(gt=0)] = 1e-3
     lr_detection: Annotated[float, Field(gt=0)] = 1e-3
     lr_anomaly: Annotated[float, Field(gt=0)] = 1e-3
@@ -334,11 +334,11 @@ class SPLAVU:
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
             **PAPER, "normed": False, "standardise": False, "consistency": 100.0, "cap": 0.5, "drawing": 700,
-            "warming": 0, "playing": 700, "lr_draw": 2e-5, "lr_action": 1e-4,
+            "warming": 0, "playing": 700, "lr": 1e-4, "lr_draw": 2e-5, "lr_action": 1e-4,
         },
         "released": {
             **PAPER, "normed": False, "standardise": False, "consistency": 100.0, "cap": "none", "drawing": 500,
-            "warming": 0, "playing": 700, "ratio": 0.0, "context": "batch", "lr_action": 1e-4,
+            "warming": 0, "playing": 700, "lr": 1e-4, "ratio": 0.0, "context": "batch", "lr_action": 1e-4,
         },
         "ours": {},
     }  # fmt: skip
@@ -702,7 +702,7 @@ def _prepare(adapter: Adapter, recipe: SPLAVU, train: Bank) -> None:
     x, concept = ((train.clips - adapter.mean) / adapter.scale)[train.mask], _concept(recipe, train)
     if recipe.erase == "looks":
         stills = (concept - adapter.mean) / adapter.scale
-        adapter.eraser = moving(x, stills, recipe.keep or max(1, train.dim // 16))
+        adapter.eraser = moving(x, stills, recipe.keep or max(1, train.dim // 8))
     else:
         adapter.eraser = leace(x, concept, recipe.rank)
 
