@@ -1,9 +1,15 @@
 """What several tests use."""
 
 import os
+import signal
 import subprocess
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, TextIO
 
 import pytest
 
@@ -19,6 +25,30 @@ needs_shared = pytest.mark.skipif(
 )
 
 
+_drawn: dict[tuple[object, ...], Any] = {}
+
+
+@pytest.fixture(scope="module")
+def drawn_once() -> Iterator[None]:
+    """Videos of the synthetic world are drawn once in all, for tests that ask what is done with them."""
+    import torch
+
+    from veil.data import synthetic
+
+    draw = synthetic.render_samples
+
+    def kept(samples, device="cpu", *, size=112):
+        keys = [(sample.id, sample.span, size) for sample in samples]
+        new = {key: sample for key, sample in zip(keys, samples, strict=True) if key not in _drawn}
+        if new:
+            _drawn.update(zip(new, draw([*new.values()], device, size=size), strict=True))
+        return torch.stack([_drawn[key] for key in keys])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "render_samples", kept)
+        yield
+
+
 def veil(*arguments: object, cwd: Path | None = None, **more) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user would."""
     command = [sys.executable, "-m", "veil", *map(str, arguments)]
@@ -26,3 +56,46 @@ def veil(*arguments: object, cwd: Path | None = None, **more) -> subprocess.Comp
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, **more
     )
+
+
+def called(
+    *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The same in this process, for tests that ask what the command does: to start another takes seconds."""
+    from veil.cli import main
+
+    words = [str(argument) for argument in arguments]
+    numbers = signal.SIGTERM, signal.SIGHUP
+    before = [signal.getsignal(number) for number in numbers]
+    with pytest.MonkeyPatch.context() as patch, TemporaryFile("w+") as said, TemporaryFile("w+") as wrong:
+        patch.chdir(cwd or Path.cwd())
+        for name, value in (env or {}).items():
+            patch.setenv(name, value)
+        code: object = None
+        with _into(said, 1), _into(wrong, 2), redirect_stdout(said), redirect_stderr(wrong):
+            try:
+                main(words)
+            except SystemExit as end:
+                code = end.code
+            except Exception:  # as Python does
+                traceback.print_exc()
+                code = 1
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+        said.seek(0)
+        wrong.seek(0)
+        told = said.read(), wrong.read()
+    return subprocess.CompletedProcess(words, code if isinstance(code, int) else int(code is not None), *told)
+
+
+@contextmanager
+def _into(file: TextIO, number: int) -> Iterator[None]:
+    """What goes to a file descriptor, also from C, goes to a file."""
+    kept = os.dup(number)
+    os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        file.flush()
+        os.dup2(kept, number)
+        os.close(kept)

@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 
 import clips
-from conftest import SHARED, needs_shared, veil
+from conftest import SHARED, called, needs_shared, veil
+from veil import demo
 from veil.demo import sample
 from veil.video import open_source
 
@@ -23,7 +24,10 @@ from veil.video import open_source
 @pytest.fixture(scope="module")
 def face(tmp_path_factory) -> Path:
     """A short video with a face that moves."""
-    return clips.video(tmp_path_factory.mktemp("face") / "face.mp4", sample(30, (160, 120)))
+    return clips.video(tmp_path_factory.mktemp("face") / "face.mp4", sample(12, (160, 120)))
+
+
+QUICK = {"preset": "ultrafast"}  # of the encoder, for videos that are long
 
 
 def files(folder: Path) -> list[str]:
@@ -54,7 +58,7 @@ def test_hides_a_face_and_tells_of_it(face, tmp_path):
     before, after = frames_of(face), frames_of(tmp_path / "out.mp4")
     assert before.shape == after.shape
     report = json.loads((tmp_path / "r.json").read_text())
-    assert [frame["frame"] for frame in report["frames"]] == list(range(30))
+    assert [frame["frame"] for frame in report["frames"]] == list(range(12))
     for frame, image in zip(report["frames"], after, strict=True):
         x0, y0, x1, y1 = max(frame["regions"], key=lambda r: r["score"])["box"]
         middle = image[
@@ -64,7 +68,7 @@ def test_hides_a_face_and_tells_of_it(face, tmp_path):
         assert middle[: middle.shape[0], : max(1, middle.shape[1] // 2)].max() < 40
     summary = report["summary"]
     assert (
-        summary["frames"] == 30 and summary["nothing_found"] == [] and sum(summary["regions"].values()) >= 30
+        summary["frames"] == 12 and summary["nothing_found"] == [] and sum(summary["regions"].values()) >= 12
     )
     with Image.open(tmp_path / "p.jpg") as sheet:
         assert sheet.width > 600
@@ -72,7 +76,7 @@ def test_hides_a_face_and_tells_of_it(face, tmp_path):
 
 @pytest.mark.parametrize("method", ["blacken", "mask", "blur:strong", "pixelate:16", "downsample:2x"])
 def test_every_method_on_the_frame(method, face, tmp_path):
-    result = veil("anonymize", face, "-o", tmp_path / "out.mp4", "--method", method, "--region", "frame")
+    result = called("anonymize", face, "-o", tmp_path / "out.mp4", "--method", method, "--region", "frame")
     assert result.returncode == 0 and "changed as a whole" in result.stdout
     assert not np.array_equal(frames_of(tmp_path / "out.mp4"), frames_of(face))
 
@@ -80,12 +84,12 @@ def test_every_method_on_the_frame(method, face, tmp_path):
 def test_nothing_found_is_said_and_named(tmp_path):
     empty = clips.video(tmp_path / "empty.mp4", clips.pictures(8))
     wanted = ["-o", tmp_path / "out.mp4", "--report", tmp_path / "r.json", "--method", "blacken"]
-    result = veil("anonymize", empty, *wanted)
+    result = called("anonymize", empty, *wanted)
     assert result.returncode == 0 and "NO face found" in result.stdout
     assert json.loads((tmp_path / "r.json").read_text())["summary"]["nothing_found"] == [[0, 7]]
     before = files(tmp_path)
     refused(
-        veil("anonymize", empty, *wanted, "--overwrite", "--require-match"),
+        called("anonymize", empty, *wanted, "--overwrite", "--require-match"),
         *("nothing of face", "empty.mp4", "--region", "--require-match"),
     )
     assert files(tmp_path) == before  # and what was there stays
@@ -94,7 +98,7 @@ def test_nothing_found_is_said_and_named(tmp_path):
 def test_hides_what_is_named_and_says_why(face, tmp_path):
     wanted = ["-o", "out.mp4", "--report", "r.json", "--explain", "why", "--require-match"]
     chosen = ["--method", "selective", "--hide", "hair, face", "--also", "none"]
-    result = veil("anonymize", face, *wanted, *chosen, cwd=tmp_path)
+    result = called("anonymize", face, *wanted, *chosen, cwd=tmp_path)
     assert result.returncode == 0 and result.stderr == "", result.stderr
     assert "hair or face hidden in every one of them by selective (" in result.stdout
     pictures = [f"why/{name}" for name in ("combined.png", "coverage.csv", "coverage.png", "face.png")]
@@ -102,17 +106,17 @@ def test_hides_what_is_named_and_says_why(face, tmp_path):
     summary = json.loads((tmp_path / "r.json").read_text())["summary"]
     assert summary["params"]["hide"] == "hair+face" and summary["params"]["also"] == "none"
     shares = np.loadtxt(tmp_path / "why" / "coverage.csv", delimiter=",", skiprows=1)[:, 2]
-    assert len(shares) == 30 and shares.mean() == pytest.approx(summary["hidden"], abs=0.03)
+    assert len(shares) == 12 and shares.mean() == pytest.approx(summary["hidden"], abs=0.03)
 
 
 def test_nothing_to_hide_is_refused_where_a_match_is_required(tmp_path):
     empty = clips.video(tmp_path / "empty.mp4", [np.full((48, 64, 3), 90, np.uint8)] * 4)
     wanted = ["-o", "out.mp4", "--report", "r.json", "--preview", "p.jpg", "--explain", "why"]
     chosen = ["--method", "selective", "--hide", "face"]
-    result = veil("anonymize", empty, *wanted, *chosen, "--require-match", cwd=tmp_path)
+    result = called("anonymize", empty, *wanted, *chosen, "--require-match", cwd=tmp_path)
     refused(result, "nothing of face was found in", "empty.mp4", "--hide", "--require-match")
     assert files(tmp_path) == ["empty.mp4"]
-    result = veil("anonymize", empty, *wanted, *chosen, cwd=tmp_path)
+    result = called("anonymize", empty, *wanted, *chosen, cwd=tmp_path)
     assert result.returncode == 0 and "NOTHING that looks like face was found" in result.stdout
     assert (tmp_path / "why" / "sheet.png").is_file()
 
@@ -124,7 +128,7 @@ def test_folders_are_mirrored(face, tmp_path):
     clips.video(tmp_path / "in" / "a.avi", clips.pictures(3), codec="mpeg4")
     (tmp_path / "in" / "notes.txt").write_text("no video")
     Image.fromarray(sample(1, (160, 120))[0]).save(tmp_path / "in" / "c.png")
-    result = veil(
+    result = called(
         "anonymize",
         "in",
         "-o",
@@ -144,7 +148,7 @@ def test_folders_are_mirrored(face, tmp_path):
     assert files(tmp_path / "seen") == [f"{name}.jpg" for name in names]
     sheets = sorted((tmp_path / "why").rglob("sheet.png"))
     assert [str(path.parent.relative_to(tmp_path / "why")) for path in sheets] == names
-    again = veil("anonymize", "in", "-o", "out", cwd=tmp_path)
+    again = called("anonymize", "in", "-o", "out", cwd=tmp_path)
     assert again.returncode == 2 and again.stderr.count("exists already") == 4
 
 
@@ -152,7 +156,7 @@ def test_one_bad_file_fails_alone(face, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "bad.mp4").write_text("no video")
     (tmp_path / "in" / "good.mp4").write_bytes(face.read_bytes())
-    result = veil("anonymize", "in", "-o", "out", cwd=tmp_path)
+    result = called("anonymize", "in", "-o", "out", cwd=tmp_path)
     assert result.returncode == 2 and "bad.mp4" in result.stderr and "1 of 2 inputs failed" in result.stderr
     assert files(tmp_path / "out") == ["good.mp4"]
 
@@ -160,7 +164,7 @@ def test_one_bad_file_fails_alone(face, tmp_path):
 def test_several_inputs_into_a_folder(face, tmp_path):
     other = tmp_path / "other.mkv"
     other.write_bytes(face.read_bytes())
-    assert veil("anonymize", face, other, "-o", tmp_path / "out").returncode == 0
+    assert called("anonymize", face, other, "-o", tmp_path / "out").returncode == 0
     assert files(tmp_path / "out") == ["face.mp4", "other.mkv"]
 
 
@@ -251,20 +255,28 @@ BAD = (
 )
 
 
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory, face) -> tuple[Path, dict[str, tuple[list[object], list[str]]]]:
+    """The folder of the bad inputs, which nothing may change, and the cases."""
+    folder = tmp_path_factory.mktemp("bad")
+    return folder, bad_inputs(folder, face)
+
+
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input(name, face, tmp_path):
-    cases = bad_inputs(tmp_path, face)
+def test_bad_input(name, bad, tmp_path):
+    folder, cases = bad
     assert sorted(cases) == sorted(BAD)
-    before = {path: (tmp_path / path).read_bytes() for path in files(tmp_path)}
+    before = {path: (folder / path).read_bytes() for path in files(folder)}
     arguments, words = cases[name]
-    refused(veil(*arguments, env={"VEIL_WEIGHTS": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}), *words)
-    assert {path: (tmp_path / path).read_bytes() for path in files(tmp_path)} == before
+    run = veil if name in ("corrupt packets", "unknown command") else called  # two as a user meets them
+    refused(run(*arguments, env={"VEIL_WEIGHTS": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}), *words)
+    assert {path: (folder / path).read_bytes() for path in files(folder)} == before
 
 
 def test_salvage_goes_on_without_the_lost_frames(tmp_path):
     quick = clips.video(tmp_path / "quick.mp4", clips.noise(30), container_options={"movflags": "faststart"})
     whole = ["--method", "blacken", "--region", "frame"]
-    result = veil("anonymize", clips.spoiled(quick, 12), "-o", tmp_path / "out.mp4", "--salvage", *whole)
+    result = called("anonymize", clips.spoiled(quick, 12), "-o", tmp_path / "out.mp4", "--salvage", *whole)
     assert result.returncode == 0 and "could not be decoded" in result.stdout
     assert 10 <= len(frames_of(tmp_path / "out.mp4")) < 30
 
@@ -272,7 +284,7 @@ def test_salvage_goes_on_without_the_lost_frames(tmp_path):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_an_unreadable_folder(tmp_path):
     (tmp_path / "in").mkdir(mode=0o000)
-    refused(veil("anonymize", tmp_path / "in", "-o", tmp_path / "out"), "cannot be read")
+    refused(called("anonymize", tmp_path / "in", "-o", tmp_path / "out"), "cannot be read")
 
 
 def test_an_unreadable_folder_is_one_sentence(tmp_path, monkeypatch):
@@ -292,7 +304,7 @@ def test_an_unreadable_folder_is_one_sentence(tmp_path, monkeypatch):
 def test_a_full_disk_leaves_nothing(face, tmp_path):
     import resource
 
-    long = clips.video(tmp_path / "long.mp4", clips.noise(60, 320, 240))
+    long = clips.video(tmp_path / "long.mp4", clips.noise(30, 320, 240), options=QUICK)
     (tmp_path / "new").mkdir()
 
     def small():
@@ -329,16 +341,23 @@ def started(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def until(condition, seconds=60) -> None:
+def until(condition, seconds=300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
+@pytest.fixture(scope="module")
+def long(tmp_path_factory) -> Path:
+    """A video that takes so long that it can be stopped in the middle."""
+    return clips.video(
+        tmp_path_factory.mktemp("long") / "long.mp4", clips.noise(300, 320, 240), options=QUICK
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_signal_in_the_middle_leaves_no_output(number, tmp_path):
-    long = clips.video(tmp_path / "long.mp4", clips.noise(300, 320, 240))
+def test_a_signal_in_the_middle_leaves_no_output(number, long, tmp_path):
     (tmp_path / "new").mkdir()
     process = started("anonymize", long, "-o", "new/out.mp4", "--report", "new/r.json", cwd=tmp_path)
     until(lambda: any(path.stat().st_size for path in (tmp_path / "new").iterdir()))
@@ -391,15 +410,16 @@ def test_ctrl_c_finishes_the_file_of_a_stream(stream, tmp_path):
 
 
 def test_data_check_says_whether_a_dataset_is_usable(tmp_path):
-    good = veil("data", "check", "synthetic", "--option", "count=24", "--sheet", "s.jpg", cwd=tmp_path)
+    few = ["synthetic", "--option", "count=24", "--option", "size=32"]
+    good = called("data", "check", *few, "--sheet", "s.jpg", cwd=tmp_path)
     assert good.returncode == 0 and "usable" in good.stdout and files(tmp_path) == ["s.jpg"]
-    told = veil("data", "check", "synthetic", "--option", "count=24", "--json")
+    told = called("data", "check", *few, "--json")
     assert json.loads(told.stdout)["usable"] is True
-    bad = veil("data", "check", "ucf101", tmp_path)
+    bad = called("data", "check", "ucf101", tmp_path)
     assert bad.returncode == 2 and bad.stderr.startswith("veil: ") and bad.stderr.count("\n") == 1
-    unknown = veil("data", "check", "ucf11")
+    unknown = called("data", "check", "ucf11")
     assert unknown.returncode == 2 and "did you mean ucf101" in unknown.stderr
-    wrong = veil("data", "check", "synthetic", "--option", "kind")
+    wrong = called("data", "check", "synthetic", "--option", "kind")
     assert wrong.returncode == 2 and "KEY=VALUE" in wrong.stderr
 
 
@@ -408,7 +428,7 @@ def test_data_check_says_whether_a_dataset_is_usable(tmp_path):
     ("name", "folder"), [("utd-mhad", "utd_mhad_depth"), ("ucf-sports", "ucf_sports"), ("utkface", "utkface")]
 )
 def test_data_check_of_real_datasets(name, folder):
-    assert veil("data", "check", name, SHARED / "data" / folder).returncode == 0
+    assert called("data", "check", name, SHARED / "data" / folder).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -416,39 +436,51 @@ def test_data_check_of_real_datasets(name, folder):
     [
         ("demo", "-o", "file"),
         ("data", "show", "synthetic", "-o", "file"),
-        ("data", "check", "synthetic", "--option", "count=6", "--sheet", "sheet.xyz"),
-        ("data", "check", "synthetic", "--option", "count=6", "--sheet", "none/sheet.png"),
+        ("data", "check", "synthetic", "--option", "size=32", "--option", "count=6", "--sheet", "sheet.xyz"),
+        (
+            "data",
+            "check",
+            "synthetic",
+            "--option",
+            "size=32",
+            "--option",
+            "count=6",
+            "--sheet",
+            "none/sheet.png",
+        ),
     ],
 )
 def test_a_place_that_cannot_be_written_to(arguments, tmp_path):
     (tmp_path / "file").touch()
-    refused(veil(*arguments, cwd=tmp_path))
+    refused(called(*arguments, cwd=tmp_path))
     assert files(tmp_path) == ["file"]
 
 
 def test_list_tells_every_method_and_parameter():
     from veil.methods import ANONYMIZERS, parameters
 
-    told = veil("list").stdout
+    told = called("list").stdout
     for name, kind in ANONYMIZERS.items():
         assert name in told and all(parameter.name in told for parameter in parameters(kind))
     assert "blur:weak" in told and "did" not in told
 
 
 def test_doctor_names_what_is_missing_and_how_to_get_it(tmp_path):
-    result = veil("doctor", env={"VEIL_WEIGHTS": "", "XDG_CACHE_HOME": str(tmp_path)})
+    result = called("doctor", env={"VEIL_WEIGHTS": "", "XDG_CACHE_HOME": str(tmp_path)})
     assert result.returncode == 0, result.stdout
     assert "weights centerface" in result.stdout and "veil fetch yolox_nano" in result.stdout
 
 
 def test_doctor_finds_a_wrong_file(tmp_path):
     (tmp_path / "yolox_nano.onnx").write_text("no weights")
-    result = veil("doctor", env={"VEIL_WEIGHTS": str(tmp_path)})
+    result = called("doctor", env={"VEIL_WEIGHTS": str(tmp_path)})
     assert result.returncode == 2 and "SHA-256" in result.stdout
 
 
-def test_demo_ends_with_the_paths_of_what_it_made(tmp_path):
-    result = veil("demo", cwd=tmp_path)
+def test_demo_ends_with_the_paths_of_what_it_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "LENGTH", 12)
+    monkeypatch.setattr(demo, "sample", lambda: sample(12))
+    result = called("demo", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     paths = [
         line.split(":", 1)[1].strip()
@@ -456,15 +488,17 @@ def test_demo_ends_with_the_paths_of_what_it_made(tmp_path):
         if line.startswith(("video:", "side by side:"))
     ]
     assert len(paths) == 2 and all((tmp_path / path).stat().st_size for path in paths)
-    assert veil("demo", cwd=tmp_path).returncode == 0
+    assert called("demo", cwd=tmp_path).returncode == 0
 
 
 def test_memory_does_not_grow_with_the_length(tmp_path):
     """Of the path from file to file; what a method holds on to is tested with the method."""
     frames = sample(20, (320, 240))
     peaks = []
-    for repeat in (4, 40):
-        long = clips.video(tmp_path / f"{repeat}.mp4", (frame for _ in range(repeat) for frame in frames))
+    for repeat in (4, 24):
+        long = clips.video(
+            tmp_path / f"{repeat}.mp4", (frame for _ in range(repeat) for frame in frames), options=QUICK
+        )
         code = (
             "import resource, sys, veil\n"
             "veil.anonymize_video(sys.argv[1], sys.argv[2], 'blacken:region=frame', report=sys.argv[3])\n"
@@ -483,7 +517,11 @@ def test_memory_does_not_grow_with_the_length(tmp_path):
 def test_every_real_video(tmp_path):
     videos = [*(SHARED / "video").glob("*.*"), *sorted((SHARED / "video" / "asl").iterdir())[:2]]
     for path in videos:
-        result = veil("anonymize", path, "-o", tmp_path / f"{path.stem}.mp4", "--audio", "keep")
+        large = (
+            path.stat().st_size > 250_000
+        )  # the question is one of frames and their times, not of the method
+        method = ["--method", "pixelate", "--region", "frame"] if large else []
+        result = called("anonymize", path, "-o", tmp_path / f"{path.stem}.mp4", "--audio", "keep", *method)
         assert result.returncode == 0, (path.name, result.stderr)
         source, made = open_source(path), open_source(tmp_path / f"{path.stem}.mp4")
         expected, given = (

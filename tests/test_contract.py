@@ -1,5 +1,7 @@
 """Laws that hold for every registered anonymizer: on whole frames, on faces, and on what is named."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -40,6 +42,12 @@ def test_no_anonymizer_is_left_out():
     assert {spec.partition(":")[0] for spec in SPECS} == set(ANONYMIZERS)
 
 
+@pytest.fixture(scope="module")
+def veiled(frames):
+    """What a fresh anonymizer makes of the frames in one window, made once: the same for all laws."""
+    return cache(lambda spec: whole(make(spec), frames, (22,)))
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_keeps_shape_and_type_and_leaves_the_input_alone(spec, frames):
     before = frames.copy()
@@ -47,47 +55,40 @@ def test_keeps_shape_and_type_and_leaves_the_input_alone(spec, frames):
     assert after.shape == frames.shape and after.dtype == np.uint8
     assert np.array_equal(before, frames)
     assert not np.shares_memory(after, frames)
+    assert all((a != b).any() for a, b in zip(after, frames, strict=True))  # every frame is changed
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_changes_every_frame(spec, frames):
-    after = whole(make(spec), frames, (22,))
-    assert all((a != b).any() for a, b in zip(after, frames, strict=True))
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_windows_make_no_difference(spec, frames):
-    expected = whole(make(spec), frames, (22,))
+def test_windows_make_no_difference(spec, frames, veiled):
     for lengths in ((1,) * 22, (16, 6), (3, 19)):
-        assert np.array_equal(whole(make(spec), frames, lengths), expected)
+        assert np.array_equal(whole(make(spec), frames, lengths), veiled(spec))
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_is_rebuilt_from_its_params(spec, frames):
+def test_is_rebuilt_from_its_params(spec, frames, veiled):
     anonymizer = make(spec)
     again = type(anonymizer)(**anonymizer.params())
-    assert np.array_equal(whole(again, frames, (22,)), whole(anonymizer, frames, (22,)))
+    assert np.array_equal(whole(again, frames, (22,)), veiled(spec))
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_video_does_not_depend_on_its_neighbours(spec, frames):
+def test_a_video_does_not_depend_on_its_neighbours(spec, frames, veiled):
     clip = torch.stack([to_clip(frames), to_clip(frames[:, :, ::-1])])
     anonymizer = make(spec)
     both = anonymizer(clip)
     assert both.shape == clip.shape and both.min() >= 0 and both.max() <= 1
-    for i in range(2):
-        assert torch.equal(both[i : i + 1], anonymizer(clip[i : i + 1]))
-    assert np.array_equal(to_frames(both[0]), whole(anonymizer, frames, (22,)))
+    assert np.array_equal(to_frames(both[0]), veiled(spec))
+    assert torch.equal(both[1:], anonymizer(clip[1:]))
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_one_generator_serves_one_video(spec, frames):
+def test_one_generator_serves_one_video(spec, frames, veiled):
     """Two videos that go through one anonymizer at the same time do not meet."""
     anonymizer = make(spec)
     other = frames[::-1].copy()
     first, second = anonymizer.stream([f[None] for f in frames]), anonymizer.stream([f[None] for f in other])
-    mixed = [veiled for pair in zip(first, second, strict=True) for veiled in pair]
-    assert np.array_equal(np.concatenate([v.frames for v in mixed[0::2]]), whole(anonymizer, frames, (22,)))
+    mixed = [part for pair in zip(first, second, strict=True) for part in pair]
+    assert np.array_equal(np.concatenate([v.frames for v in mixed[0::2]]), veiled(spec))
     assert np.array_equal(np.concatenate([v.frames for v in mixed[1::2]]), whole(anonymizer, other, (22,)))
 
 

@@ -11,10 +11,11 @@ from veil.methods.stage import Source, Stage, Staged
 from veil.nn.onnx import session
 
 STAGE = Stage(use=Source(options={"count": 60}), size=32, length=8, skip=1, batch=6, augment="none")
+pytestmark = pytest.mark.usefixtures("drawn_once")
 
 
 @pytest.fixture(scope="module")
-def means() -> Means:
+def means(drawn_once) -> Means:
     recipe = EveryoneRecipe(stage=STAGE, cell=8, width=8)
     return Means(recipe, Staged(STAGE, torch.device("cpu"), 0))
 

@@ -120,3 +120,29 @@ def test_a_video_without_the_label_is_left_out():
     found = probed("knn", "identity", *parts(replace(bank, samples=samples)))
     assert found.score.n == sum(1 for s in samples if s.split == "test" and s.identity is not None)
     assert isinstance(samples[0], Sample)
+
+
+def test_a_store_is_compared_with_itself_after_anonymization():
+    from dataclasses import replace
+
+    bank = made(videos=120)
+    gone = bank.changed(bank.clips * torch.cat([torch.ones(8), torch.zeros(8)]), bank.stills)
+    order = list(range(119, -1, -1))  # another store may hold them in another order, and no labels
+    bare = tuple(replace(s, identity=None) for s in gone.take(order).samples)
+    asked = latents.compared(bank, replace(gone.take(order), samples=bare), effort=QUICK)
+    assert {one.target for one in asked} == {"action", "identity"}
+    best = {
+        (t, k): max(one.score.value for one in asked if (one.target, one.knows) == (t, k))
+        for t in ("action", "identity")
+        for k in ("raw", "adapted")
+    }
+    assert best["action", "adapted"] > 0.8 and best["identity", "adapted"] < 0.6
+    left = [one.left for one in asked if one.target == "identity" and one.knows == "adapted"]
+    assert all(value is not None and value < 0.6 for value in left)
+    assert {one.raw for one in latents.compared(bank, None, ["action"], effort=QUICK)} == {None}
+    with pytest.raises(VeilError, match="anonymize the same store"):
+        latents.compared(bank, gone.take(order[:50]), effort=QUICK)
+    with pytest.raises(VeilError, match="--labels"):
+        latents.compared(
+            replace(bank, samples=tuple(replace(s, action=None, identity=None) for s in bank.samples)), None
+        )

@@ -26,10 +26,11 @@ RECIPES = {
     "coarse": 'method = "elr"\nsteps = 2\npool = 3\ncount = 2\nfactor = 4\ntask = "small3d"\n'
     + USE.format(at="", length=4),
 }
+pytestmark = pytest.mark.usefixtures("drawn_once")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Path]:
+def runs(tmp_path_factory, drawn_once) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     for name, text in RECIPES.items():
         (folder / f"{name}.toml").write_text(text)

@@ -1,22 +1,26 @@
 """Every command and example in the README runs."""
 
-import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 import clips
-from conftest import ROOT, veil
+from conftest import ROOT, called, veil
+from veil.audit.suites import SUITES
+from veil.data import synthetic
 from veil.demo import sample
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = [
     line for block in re.findall(r"```console\n(.*?)```", README, re.S) for line in block.splitlines()
 ]
+pytestmark = pytest.mark.usefixtures("drawn_once")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +37,7 @@ def home(tmp_path_factory) -> Path:
     (home / "blurred" / "one.mp4").write_bytes((home / "visit.mp4").read_bytes())
     (home / "recipes").symlink_to(ROOT / "recipes")
     added = next(command for command in COMMANDS if command.startswith("veil template add"))
-    assert veil(*added.split()[1:], cwd=home, env={"XDG_DATA_HOME": str(home / "data")}).returncode == 0
+    assert called(*added.split()[1:], cwd=home, env={"XDG_DATA_HOME": str(home / "data")}).returncode == 0
     return home
 
 
@@ -47,21 +51,27 @@ def test_set_up_is_two_commands_and_ci_calls_them():
 
 
 TRAINING = ("veil audit", "veil train")
+FEATURES = [
+    c for c in COMMANDS if c.startswith("veil features") or "splavu" in c
+]  # each needs the one before
 
 
 @pytest.mark.parametrize(
-    "command", [c for c in COMMANDS if c.startswith("veil ") and not c.startswith(TRAINING)]
+    "command",
+    [c for c in COMMANDS if c.startswith("veil ") and not c.startswith(TRAINING) and c not in FEATURES],
 )
-def test_command(command, home):
+def test_command(command, home, monkeypatch):
     if "--with runs/everyone" in command and not (home / "runs" / "everyone").exists():
-        test_command_that_trains(next(c for c in COMMANDS if "everyone-synthetic" in c), home)
+        test_command_that_trains(next(c for c in COMMANDS if "everyone-synthetic" in c), home, monkeypatch)
     data = home / ("new" if " template add " in command else "data")  # commands may run in any order
-    result = veil(*command.split()[1:], cwd=home, env={"XDG_DATA_HOME": str(data)})
+    monkeypatch.setattr(synthetic, "show", partial(synthetic.show, size=32))
+    run = veil if command == COMMANDS[2] else called  # the first as its reader runs it
+    result = run(*command.split()[1:], cwd=home, env={"XDG_DATA_HOME": str(data)})
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(TRAINING)])
-def test_command_that_trains(command, home):
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(TRAINING) and c not in FEATURES])
+def test_command_that_trains(command, home, monkeypatch):
     """The same command, but for the work that goes into it."""
     if "--gallery" in command:
         pytest.importorskip("dlib")
@@ -74,27 +84,26 @@ def test_command_that_trains(command, home):
         words += ["--set", "stage.batch=4"] if "everyone" in command else []
     elif "--videos" not in words:
         words += ["--jobs", "1"]  # to start others takes longer than what they would do
-    less = """
-        import sys
-        from dataclasses import replace
-        from veil.audit.suites import SUITES
         suite = SUITES["quick"]
         efforts = {sees: replace(effort, steps=2, batch=4) for sees, effort in suite.efforts.items()}
         restoring = replace(suite.restoring, steps=2, batch=4)
-        SUITES["quick"] = replace(suite, size=32, videos=60, efforts=efforts, restoring=restoring)
-        from veil.cli import main
-        main(sys.argv[1:])
-    """
-    code = (
-        "if True:" + less
-        if words[0] == "audit" and "--videos" not in words
-        else "from veil.cli import main; main()"
-    )
-    environment = {**os.environ, "XDG_CACHE_HOME": str(home / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=home, capture_output=True, text=True, env=environment
-    )
+        less = replace(suite, size=32, videos=60, efforts=efforts, restoring=restoring)
+        monkeypatch.setitem(SUITES, "quick", less)
+    done = called(*words, cwd=home, env={"XDG_CACHE_HOME": str(home / "cache")})
     assert done.returncode == 0, done.stderr
+
+
+def test_commands_for_features(home):
+    """One after the other; the adapter is trained on few videos, and hardly."""
+    pytest.importorskip("lance")
+    counts = ("action.options.count=40", "detection.options.count=10", "anomaly.options.count=20")
+    less = (*counts, "warming=1", "playing=2", "batch=8", "pairs=8", "detection_batch=2", "anomaly_batch=2")
+    for command in FEATURES:
+        words = command.split()[1:]
+        if words[0] == "train":
+            words += ["--device", "cpu", *(word for change in less for word in ("--set", change))]
+        result = veil(*words, cwd=home)
+        assert result.returncode == 0, result.stderr
 
 
 def test_python_examples(home):

@@ -24,6 +24,7 @@ steps = 12
 batch = 8
 options = { count = 60 }
 """
+pytestmark = pytest.mark.usefixtures("drawn_once")
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def anonymize(
     method
         NAME, NAME:preset or NAME:key=value,… as `veil list` shows them [selective].
     with_
-        The folder of a run of `veil train`: what it has learned, instead of a method.
+        The folder of a run of `veil train`, or a file of `veil export`: what was learned, instead of a method.
     region
         What the method changes, for methods that change a face, a person or the frame.
     hide
@@ -95,15 +95,7 @@ def anonymize(
     salvage
         Where frames of a damaged video cannot be decoded, go on without them instead of refusing the video.
     """
-    if method and with_:
-        raise VeilError(f"--method {method} and --with {with_} say two things: give one of them.")
-    if with_ and not (Path(with_) / "run.json").is_file():
-        raise VeilError(f"--with {with_}: that is no folder of a run; `veil train RECIPE -o RUN` makes one.")
-    method = str(Path(with_).absolute()) if with_ else method or DEFAULT
-    if region and method.partition(":")[0] == "selective":
-        raise VeilError(
-            f"--region {region} is for filters: name what to hide with --hide, or choose one, such as --method blacken."
-        )
+    method = _chosen(method, with_, region)
     anonymizer = make(method, region=region, hide=_names(hide), also=_names(also))
     jobs = plan(inputs, output, codec)
     single = len(jobs) == 1 and jobs[0].target == Path(output)
@@ -145,6 +137,213 @@ def anonymize(
     if failed and not single:
         _say(f"{failed} of {len(jobs)} inputs failed.")
     return 2 if failed else 0
+
+
+@app.command
+def batch(
+    inputs: list[str],
+    /,
+    *,
+    output: Annotated[str, Parameter(name=["--output", "-o"])],
+    method: str | None = None,
+    with_: Annotated[str | None, Parameter(name="--with")] = None,
+    region: Literal["face", "person", "frame"] | None = None,
+    hide: str | None = None,
+    also: str | None = None,
+    audio: Literal["drop", "keep"] = "drop",
+    codec: Codec = "h264",
+    quality: int | None = None,
+    require_match: Flag = False,
+    salvage: Flag = False,
+    workers: int | None = None,
+    ray: Annotated[tuple[str, ...] | None, Parameter(consume_multiple=True, negative="")] = None,
+    gpus_per_worker: float = 0,
+    manifest: str | None = None,
+    overwrite: Flag = False,
+    verify: Flag = False,
+) -> int:
+    """Anonymize many videos at once; stop it whenever you like, and give the same command again to go on.
+
+    A video that cannot be done fails alone: it is named, the others are written, and the exit code is 2. What came of
+    each, with checksums, is in manifest.jsonl in the output folder; what is done is not done again.
+
+    Parameters
+    ----------
+    inputs
+        Videos, pictures, folders, patterns such as 'in/**/*.mp4' (in quotes), or URLs of these, such as s3://bucket/in.
+    output
+        The folder to write to, or its URL; it mirrors the folders of the inputs.
+    method
+        NAME, NAME:preset or NAME:key=value,… as `veil list` shows them [selective].
+    with_
+        The folder of a run of `veil train`, or a file of `veil export`: what was learned, instead of a method.
+    region
+        What the method changes, for methods that change a face, a person or the frame.
+    hide
+        Names of what is hidden, such as hair,hand,face, for methods that look for what they hide.
+    also
+        What such a method hides besides: face, person or none.
+    audio
+        Voices identify people, so the sound is dropped unless it is kept.
+    codec
+        ffv1 loses nothing and makes .mkv files.
+    quality
+        Constant rate factor: lower is better and larger [23 for h264, 28 for h265].
+    require_match
+        Refuse videos in which nothing to hide is found.
+    salvage
+        Where frames of a damaged video cannot be decoded, go on without them instead of refusing the video.
+    workers
+        Videos at once [one for each core of this machine, or of the cluster].
+    ray
+        Share the work out over a Ray cluster: its address, or none for the one that this machine is part of; "local"
+        starts one here.
+    gpus_per_worker
+        GPUs of the cluster for each worker; 0.25 lets four share one.
+    manifest
+        Another file than manifest.jsonl in the output folder; needed where that is a URL.
+    overwrite
+        Replace outputs that are not of this batch, or were made with other options.
+    verify
+        Read what was done before and compare checksums, instead of trusting sizes and times.
+    """
+    from veil.batch import anonymize_videos
+    from veil.worker import Options
+
+    if ray and len(ray) > 1:
+        raise VeilError(f"--ray takes one address, and {ray[1]} is one too many: name inputs before --ray.")
+    options = Options(
+        method=_chosen(method, with_, region),
+        region=region,
+        hide=_names(hide),
+        also=_names(also),
+        audio=audio,
+        codec=codec,
+        quality=quality,
+        require_match=require_match,
+        salvage=salvage,
+    )
+    with _bar("anonymizing", "MB") as progress:
+        result = anonymize_videos(
+            inputs,
+            output,
+            options,
+            workers=workers,
+            ray=None if ray is None else (*ray, "auto")[0],
+            gpus_per_worker=gpus_per_worker,
+            manifest=manifest,
+            overwrite=overwrite,
+            verify=verify,
+            progress=progress,
+        )
+    said, *failures = result.sentences()
+    out.print(said, markup=False)
+    if failures:
+        _say("\n".join(failures))
+    return 2 if failures else 0
+
+
+@app.command
+def live(
+    *,
+    camera: int | None = None,
+    source: str | None = None,
+    to: Annotated[tuple[str, ...], Parameter(negative="")],
+    method: str | None = None,
+    with_: Annotated[str | None, Parameter(name="--with")] = None,
+    region: Literal["face", "person", "frame"] | None = None,
+    loop: Flag = False,
+    seconds: float | None = None,
+    give_up: float | None = None,
+    share_on_network: Flag = False,
+    token: Annotated[str | None, Parameter(env_var="VEIL_TOKEN")] = None,
+    overwrite: Flag = False,
+) -> int:
+    """Anonymize a camera or a stream while it is watched; Ctrl-C ends it.
+
+    Frames that the method has no time for are dropped, and none is shown that the method has not changed. While the
+    source is silent a card is shown, and it is looked for until it is back.
+
+    Parameters
+    ----------
+    camera
+        The number of a camera.
+    source
+        Instead of a camera: the URL of a stream (rtsp://…, http://…), or a file, which is played at its own speed.
+    to
+        window, a video file, http://127.0.0.1:8090 (a page for browsers on this machine), or rtsp://… (an RTSP server
+        that lets one publish); may be given several times.
+    method
+        As for `veil anonymize` [selective].
+    with_
+        The folder of a run of `veil train`, or a file of `veil export`: what was learned, instead of a method.
+    region
+        What the method changes, for methods that change a face, a person or the frame.
+    loop
+        Play a file again and again.
+    seconds
+        End after so many.
+    give_up
+        End when the source was away for so many seconds [never].
+    share_on_network
+        Let other machines see it; they must give the token.
+    token
+        What viewers must give, as password or as ?token=…; also read from VEIL_TOKEN.
+    overwrite
+        Replace a file that exists.
+    """
+    from veil.live import live as show
+
+    if (camera is None) == (source is None):
+        raise VeilError("a picture comes from one place: give --camera NUMBER or --source URL.")
+    result = show(
+        str(camera) if source is None else source,
+        to,
+        make(_chosen(method, with_, region), region=region),
+        loop=loop,
+        seconds=seconds,
+        give_up=give_up,
+        share_on_network=share_on_network,
+        token=token,
+        overwrite=overwrite,
+        say=lambda words: err.print(words, markup=False),
+    )
+    out.print(result.sentence(), markup=False)
+    return 0
+
+
+@app.command
+def export(
+    method: str,
+    /,
+    *,
+    output: Annotated[str, Parameter(name=["--output", "-o"])],
+    int8: Flag = False,
+    calibrate: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")] = (),
+    overwrite: Flag = False,
+) -> int:
+    """Write what was learned as one ONNX file, which runs without torch: `veil anonymize --with model.onnx`.
+
+    It is compared with torch on real frames, and not written where it differs.
+
+    Parameters
+    ----------
+    method
+        The folder of a run of `veil train`, or everyone.
+    output
+        The file, which ends in .onnx.
+    int8
+        Round to 8 bits: smaller, and mostly faster. What leaves changes: audit it (`veil audit --compare RUN model.onnx`).
+    calibrate
+        Videos to compare on, and to measure the ranges of 8 bits [the demo's, and some of the synthetic world].
+    overwrite
+        Replace a file that exists.
+    """
+    from veil.export import export as write
+
+    for line in write(method, output, int8=int8, calibrate=calibrate, overwrite=overwrite).lines():
+        out.print(line, markup=False)
+    return 0
 
 
 @app.command(name="list")
@@ -624,6 +823,62 @@ def search_features(
     return 0
 
 
+@features_app.command(name="audit")
+def audit_features(
+    store: str,
+    /,
+    *,
+    after: str | None = None,
+    target: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    seed: int = 0,
+    device: str = "cpu",
+    output: Annotated[str | None, Parameter(name=["--output", "-o"])] = None,
+) -> int:
+    """Attack features: what fresh probes learn of them (who it is, what can be seen), and what they are good for.
+
+    Parameters
+    ----------
+    store
+        Features as the encoder made them, with labels and splits.
+    after
+        The same videos' features after `veil features anonymize`; without it the raw features are judged.
+    target
+        What to ask: action, identity, attributes or a group such as gender; may be given several times [all that is known].
+    seed
+        Of the probes.
+    device
+        cpu or cuda.
+    output
+        A file for the answers, as JSON.
+    """
+    import json as jsons
+
+    from rich.table import Table
+
+    from veil.audit.latents import compared
+    from veil.data.store import Store
+    from veil.draft import Draft
+
+    before = Store.open(store).bank().to(device)
+    later = None if after is None else Store.open(after).bank().to(device)
+    asked = compared(before, later, target, seed=seed)
+    table = Table("asked", "by", "knows", "finds", "chance", "in raw", "left of it", box=None)
+    rows = []
+    for one in asked:
+        score, left = one.score, one.left
+        numbers = (score.value, score.chance, one.raw, left)
+        table.add_row(one.target, one.by, one.knows, *("" if n is None else f"{n:.3f}" for n in numbers))
+        names = ("value", "chance", "raw", "left")
+        told = {"target": one.target, "by": one.by, "knows": one.knows, "metric": score.metric, "n": score.n}
+        rows.append({**told, **dict(zip(names, numbers, strict=True))})
+    out.print(table)
+    if output is not None:
+        draft = Draft(Path(output), overwrite=True)
+        draft.path.write_text(jsons.dumps(rows, indent=1))
+        draft.publish()
+    return 0
+
+
 @features_app.command(name="info")
 def describe_features(store: str, /, *, json: Flag = False) -> int:
     """Say whose features a store holds, how many, and what is known of the videos.
@@ -786,6 +1041,61 @@ def _pair(text: str) -> tuple[str, object]:
 
 
 @app.command
+def serve(
+    *,
+    port: int = 7860,
+    share_on_network: Flag = False,
+    password_file: str | None = None,
+    certificate: str | None = None,
+    key: str | None = None,
+    most_megabytes: int = 500,
+    most_minutes: float = 10,
+    keep_minutes: float = 30,
+    at_once: int = 1,
+) -> int:
+    """Serve a web page on which videos are anonymized: to this machine alone, and nothing leaves it.
+
+    Parameters
+    ----------
+    port
+        Where it listens; 0 is any that is free.
+    share_on_network
+        Let others in, too. They need the password that VEIL_PASSWORD or --password-file holds.
+    password_file
+        A file whose first line is the password.
+    certificate
+        PEM file of a certificate, so that the page is served by HTTPS; needs --key.
+    key
+        PEM file of the certificate's key.
+    most_megabytes
+        Of an upload.
+    most_minutes
+        Of a video.
+    keep_minutes
+        How long results are kept; uploads are deleted when the work on them ends.
+    at_once
+        Videos that are worked on at the same time; others wait.
+    """
+    from veil.serve.app import read_password
+    from veil.serve.app import serve as run_server
+    from veil.serve.uploads import Limits
+
+    limits = Limits(
+        bytes=most_megabytes * 2**20, seconds=60 * most_minutes, keep=60 * keep_minutes, running=at_once
+    )
+    run_server(
+        port=port,
+        share_on_network=share_on_network,
+        password=read_password(password_file),
+        certificate=Path(certificate) if certificate else None,
+        key=Path(key) if key else None,
+        limits=limits,
+        say=lambda words: out.print(words, markup=False),
+    )
+    return 0
+
+
+@app.command
 def demo(
     *, output: Annotated[str, Parameter(name=["--output", "-o"])] = "veil-demo", method: str = DEFAULT
 ) -> int:
@@ -868,6 +1178,25 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             raise
         code = 128 + stopped[0]  # a library made another error of the exit that it was interrupted by
     sys.exit(code)
+
+
+def _chosen(method: str | None, with_: str | None, region: str | None) -> str:
+    """The method that --method, --with or neither of them names."""
+    if method and with_:
+        raise VeilError(f"--method {method} and --with {with_} say two things: give one of them.")
+    method = _learned(with_) if with_ else method or DEFAULT
+    if region and method.partition(":")[0] == "selective":
+        raise VeilError(
+            f"--region {region} is for filters: name what to hide with --hide, or choose one, such as --method blacken."
+        )
+    return method
+
+
+def _learned(place: str) -> str:
+    """The folder of a run, or the file of an exported model, as a method."""
+    if not place.lower().endswith(".onnx") and not (Path(place) / "run.json").is_file():
+        raise VeilError(f"--with {place}: that is no folder of a run; `veil train RECIPE -o RUN` makes one.")
+    return str(Path(place).absolute())
 
 
 def _names(text: str | None) -> str | None:

@@ -74,6 +74,13 @@ class Anonymizer(ABC):
         State that crosses windows lives in this generator, so that one anonymizer serves many videos at once.
         """
 
+    def ahead(self) -> int | None:
+        """How many later frames are seen before a frame comes out, at most, where windows are of one frame.
+
+        None: it is not known. A live picture is late by so many frames.
+        """
+        return None
+
     def explained(self, windows: Iterable[Frames], tell: Callable[[Explained], None]) -> Iterator[Veiled]:
         """The same as `stream`, and `tell` learns of every frame, in order, why it came out as it did."""
         raise VeilError(

@@ -307,7 +307,9 @@ class _VideoSource:
             raise VeilError(f"{name} is coded in a way that is not known here; convert it to H.264 first")
         self._whole = self._coder.codec.canonical_name in _WHOLE and self._coder.field_order <= 1
         # Decoding frames side by side is quicker, but a broken frame near the end takes its neighbours along.
-        self._coder.thread_type = ThreadType.AUTO if self._whole and not salvage else ThreadType.SLICE
+        # And it gives each out later, which a live picture has no time for.
+        alone = salvage or live or not self._whole
+        self._coder.thread_type = ThreadType.SLICE if alone else ThreadType.AUTO
         self._coder.copy_opaque = True
         self._painter = VideoReformatter()
         self._belt: _Belt[Window] = _Belt()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -481,3 +481,77 @@ def seen_in(pictures: Sequence[Tensor], rights: Sequence[Tensor], banks: Sequenc
         if value > best:
             best, kept = value, softmax(net(pictures[2]).double().cpu().numpy())
     return Found(_scored(kept, rights[2], banks[2]), best, kept)
+
+
+# A store before all of them
+
+
+class Asked(NamedTuple):
+    """One question to features, and the answer."""
+
+    target: str
+    by: str
+    knows: Literal["raw", "adapted"]
+    score: Score
+    raw: float | None  # what the same one finds in raw features
+
+    @property
+    def left(self) -> float | None:
+        """The share of what raw features tell above chance that is left."""
+        chance = self.score.chance
+        if self.raw is None or chance is None or self.raw <= chance:
+            return None
+        return (self.score.value - chance) / (self.raw - chance)
+
+
+def compared(
+    raw: Bank, after: Bank | None, targets: Sequence[str] = (), *, seed: int = 0, effort: Effort = Effort()
+) -> list[Asked]:
+    """What all probes find in raw features and, where given, in features of the same videos after anonymization.
+
+    The labels are those of ``raw``; ``targets`` [all that its videos say] are as in `probed`.
+    """
+    after = None if after is None else _labelled_as(after, raw)
+    asked = []
+    for target in targets or _told(raw):
+        parts = [raw.split(name) for name in ("train", "val", "test")]
+        for probe in PROBES:
+            before = probed(probe, target, *parts, seed=seed, effort=effort).score  # type: ignore[misc]
+            if after is None:
+                asked.append(Asked(target, probe, "raw", before, None))
+                continue
+            left = [after.split(name) for name in ("train", "val", "test")]
+            for knows, learned in (("adapted", left), ("raw", [*parts[:2], left[2]])):
+                found = probed(probe, target, *learned, seed=seed, effort=effort).score  # type: ignore[misc]
+                asked.append(Asked(target, probe, knows, found, before.value))  # type: ignore[arg-type]
+    return asked
+
+
+def _told(bank: Bank) -> list[str]:
+    """What can be asked: what differs among the training videos and is known of all splits."""
+    found = []
+    for target in ("action", "identity", "attributes"):
+        try:
+            truths = [
+                _known(part, part.truth(target))[1] for part in map(bank.split, ("train", "val", "test"))
+            ]
+        except VeilError:
+            continue
+        if all(len(truth) for truth in truths) and len(truths[0].unique(dim=0)) > 1:
+            found.append(target)
+    if not found:
+        raise VeilError(
+            "these features have no labels that differ in train, val and test videos: extract them with --labels or --data."
+        )
+    return found
+
+
+def _labelled_as(after: Bank, raw: Bank) -> Bank:
+    """Features after anonymization, in the order and with the labels of those before."""
+    places = {sample.id: place for place, sample in enumerate(after.samples)}
+    missing = next((sample.id for sample in raw.samples if sample.id not in places), None)
+    if missing is not None:
+        raise VeilError(f"the anonymized features have no video {missing}: anonymize the same store.")
+    taken = after.take([places[sample.id] for sample in raw.samples])
+    words = {name: getattr(raw, name) for name in ("actions", "attributes", "identities")}
+    return replace(taken, samples=raw.samples, **words)

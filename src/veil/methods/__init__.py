@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from veil.config import nearest
 from veil.core import Anonymizer, VeilError
+from veil.methods import exported
 from veil.methods.builtin import Everyone
 from veil.methods.filters import Blacken, Blur, Downsample, Mask, Noise, Pixelate
 from veil.methods.selective import Selective
@@ -40,7 +41,7 @@ class Parameter(NamedTuple):
 def make(spec: str = DEFAULT, **more: Any) -> Anonymizer:
     """The anonymizer that ``NAME``, ``NAME:preset`` or ``NAME:key=value,…`` names; `more` overrides its parameters.
 
-    The folder of a run that `veil train` made names the anonymizer that it has learned.
+    The folder of a run that `veil train` made names the anonymizer that it has learned, and so does a file of `veil export`.
 
     >>> make("blur:weak").params()["kernel"]
     13
@@ -52,6 +53,10 @@ def make(spec: str = DEFAULT, **more: Any) -> Anonymizer:
         if named := [key for key, value in more.items() if value is not None]:
             raise VeilError(f"the run {spec} has nothing to set, but {named[0]} is given: leave it out.")
         return load(spec)
+    if name not in ANONYMIZERS and spec.lower().endswith(".onnx"):
+        if named := [key for key, value in more.items() if value is not None]:
+            raise VeilError(f"the model {spec} has nothing to set, but {named[0]} is given: leave it out.")
+        return exported.load(spec)
     if name not in ANONYMIZERS:
         raise VeilError(
             f"there is no method '{name}'{nearest(name, ANONYMIZERS)}; `veil list` shows them all."

@@ -128,7 +128,7 @@ def _mixed(x: Tensor, axis: int, weights: Tensor) -> Tensor:
 def differences(clip: Tensor) -> Tensor:
     """Each frame less the one before it, ``(B, 3, T, H, W)`` in [-1, 1]; 0 in the first."""
     # Paper: T - 1 frames. Here: T, because a video keeps its length; before its first frame it was the same.
-    return torch.diff(clip, dim=2, prepend=clip[:, :, :1])
+    return clip - torch.cat([clip[:, :, :1], clip[:, :, :-1]], 2)  # not torch.diff, which cannot be exported
 
 
 def scaled(x: Tensor, top: float) -> Tensor:

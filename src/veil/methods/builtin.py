@@ -31,9 +31,17 @@ class Everyone(Anonymizer):
 
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         """See `Anonymizer`."""
-        redraw, told = _everyone()
-        shape = Shape(told["side"], self.skip, told["past"], told["block"], told["future"], square=True)
-        return redrawn(windows, redraw, shape, MOST)
+        return redrawn(windows, _everyone()[0], self.shape, MOST)
+
+    def ahead(self) -> int:
+        """See `Anonymizer`."""
+        return self.shape.ahead(MOST)
+
+    @property
+    def shape(self) -> Shape:
+        """What the network sees at once."""
+        told = _everyone()[1]
+        return Shape(told["side"], self.skip, told["past"], told["block"], told["future"], square=True)
 
 
 @cache

@@ -94,9 +94,7 @@ class LowResolution(nn.Module):
         with torch.autocast(clip.device.type, enabled=False):
             x = clip if clip.dtype == torch.double else clip.float()
             x = _blurred(x.flatten(1, 2), self.blur * self.factor)  # (B, 3·T, H, W)
-            places = F.affine_grid(
-                self._motion(which, height, width).to(x.dtype), list(x.shape), align_corners=False
-            )
+            places = _places(self._motion(which, height, width).to(x.dtype), height, width)
             x = F.grid_sample(x, places, padding_mode="border", align_corners=False)
             x = F.pad(x, (0, -width % self.factor, 0, -height % self.factor), mode="replicate")
             x = F.avg_pool2d(x, self.factor)  # (B, 3·T, ⌈H/s⌉, ⌈W/s⌉)
@@ -113,6 +111,18 @@ class LowResolution(nn.Module):
             torch.stack([sin * width / height, cos, 2 * self.factor * down / height], 1),
         ]
         return torch.stack(rows, 1)
+
+
+def _places(motion: Tensor, height: int, width: int) -> Tensor:
+    """Where the value of each pixel comes from by a motion ``(B, 2, 3)``: ``(B, H, W, 2)``."""
+    # As F.affine_grid, which when it is exported forgets that frames have any size.
+    across, down = (
+        (2 * torch.arange(length, device=motion.device, dtype=motion.dtype) + 1) / length - 1
+        for length in (width, height)
+    )
+    across, down = across[None, None, :, None], down[None, :, None, None]
+    x, y, one = motion[:, None, None].unbind(-1)  # (B, 1, 1, 2) each
+    return x * across + y * down + one
 
 
 def _blurred(images: Tensor, sigma: float) -> Tensor:

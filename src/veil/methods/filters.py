@@ -97,6 +97,10 @@ class Filter(Anonymizer):
         for image, regions in followed(images, self.region, self.margin, self.threshold, self.detector):
             yield Veiled(self._hide(image, regions, shape)[None], [regions])
 
+    def ahead(self) -> int:
+        """See `Anonymizer`."""
+        return 0 if self.region == "frame" else Look.bridge
+
     def _hide(self, image: Image, regions: Iterable[Region], shape: str) -> Image:
         hidden = image.copy()
         grid = getattr(self, self.GRID) if self.GRID else 1

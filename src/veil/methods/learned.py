@@ -73,7 +73,8 @@ class Learned(Anonymizer):
     device: str = "cpu"
 
     @cached_property
-    def _made(self) -> tuple[nn.Module, Stage]:
+    def made(self) -> tuple[nn.Module, Stage]:
+        """The network, and what it was trained on."""
         path = Path(self.weights)
         recipe = _recipe(path.parent)
         net = recipe.network()
@@ -88,17 +89,28 @@ class Learned(Anonymizer):
 
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         """See `Anonymizer`."""
-        (net, stage), redraw = self._made, self._redraw
+        return redrawn(windows, self._redraw, self.shape, self._most)
+
+    def ahead(self) -> int:
+        """See `Anonymizer`."""
+        return self.shape.ahead(self._most)
+
+    @property
+    def _most(self) -> int:
+        return CHUNK if self.device == "cpu" else 16 * CHUNK  # a GPU is quicker with many at once
+
+    @property
+    def shape(self) -> Shape:
+        """What the network sees at once."""
+        net, stage = self.made
         past, block, future = (int(getattr(net, name, 0)) for name in ("past", "block", "future"))
         skip = 1 if past == 0 and block == 1 else stage.skip
-        most = CHUNK if self.device == "cpu" else 16 * CHUNK  # a GPU is quicker with many at once
-        shape = Shape(stage.size, skip, past, block, future, getattr(net, "square", False))
-        return redrawn(windows, redraw, shape, most)
+        return Shape(stage.size, skip, past, block, future, getattr(net, "square", False))
 
     @cached_property
     def _redraw(self) -> Redraw:
         """Clips ``(N, T, h, w, 3)`` uint8, h and w multiples of 16, redrawn."""
-        net, _ = self._made
+        net, _ = self.made
         if self.device == "cpu" and isinstance(image := getattr(net, "net", None), ImageToImage):
             # Several times as fast as torch on a processor, above all on one that has other work.
             with tempfile.TemporaryDirectory(prefix="veil-") as folder:

@@ -30,9 +30,14 @@ class Shape(NamedTuple):
     future: int = 0  # and sees after them
     square: bool = False  # whether it knows square pictures only: others are pressed into a square, and back
 
+    def ahead(self, most: int) -> int:
+        """How many later frames come before a frame is given out, where about `most` are redrawn at once."""
+        unit = self.block * self.skip
+        return unit * max(1, most // unit) + self.future * self.skip - 1
+
 
 def redrawn(windows: Iterable[Frames], redraw: Redraw, shape: Shape, most: int) -> Iterator[Veiled]:
-    """Every frame of a video, redrawn; about `most` frames at once."""
+    """Every frame of a video, redrawn; about `most` frames at once, but never less than a block."""
     group = _Group(redraw, shape, max(1, most // (shape.block * shape.skip)))
     for window in windows:
         for frame in window:

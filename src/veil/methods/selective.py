@@ -49,7 +49,7 @@ from veil.nn import dense
 from veil.nn import parts as part_network
 from veil.nn.flow import By, Flow, Motion, enlarge, estimator, warp
 from veil.nn.people import Kind
-from veil.nn.tracks import Image
+from veil.nn.tracks import Image, Look
 
 Array = npt.NDArray[np.float32]
 Found = tuple[Region, ...]
@@ -164,6 +164,11 @@ class Selective(Anonymizer):
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         """See `Anonymizer.stream`."""
         return self._run(windows, None)
+
+    def ahead(self) -> int:
+        """See `Anonymizer`."""
+        kinds = sum(kind in self.also for kind in get_args(Kind))
+        return kinds * Look.bridge + max(AHEAD + self.every, TARGETING - 1 if self.target else 0)
 
     def explained(self, windows: Iterable[Frames], tell: Tell) -> Iterator[Veiled]:
         """See `Anonymizer.explained`."""

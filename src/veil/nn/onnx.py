@@ -16,6 +16,7 @@ from veil.core import VeilError
 from veil.draft import Draft
 
 if TYPE_CHECKING:
+    import onnx
     import onnxruntime
     from torch import Tensor, nn
 
@@ -68,39 +69,10 @@ def write(
     length. With `half`, weights are stored in 16 bits, half the file, and computed with in 32. What is told goes with
     it, as JSON.
     """
-    import onnx
-    import torch
     from onnx import TensorProto, helper, numpy_helper
 
-    class Traced(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, images: Tensor) -> Tensor:
-            return answer(images)
-
-    buffer: Any = io.BytesIO()  # takes one, though it is not declared so
-    training = net.training
-    net.eval()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # that this exporter is the older one, and of sizes that it traces
-            torch.onnx.export(
-                Traced().eval(),
-                (example,),
-                buffer,
-                dynamo=False,
-                opset_version=17,
-                input_names=["images"],
-                output_names=[output],
-                dynamic_axes={"images": {0: "batch", 2: "height", 3: "width"}, output: dict(axes)},
-            )
-    finally:
-        net.train(training)
-    model = onnx.load_from_string(buffer.getvalue())
+    free = {"images": {0: "batch", 2: "height", 3: "width"}, output: dict(axes)}
+    model = traced(net, answer, {"images": example}, output, free)
     casts = []
     for weight in model.graph.initializer if half else ():
         values = numpy_helper.to_array(weight)
@@ -111,11 +83,62 @@ def write(
     nodes = [*casts, *model.graph.node]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
+    save(model, path, told, overwrite=True)
+
+
+def traced(
+    net: nn.Module,
+    answer: Callable[..., Tensor],
+    examples: Mapping[str, Tensor],
+    output: str,
+    free: Mapping[str, Mapping[int, str]],
+    opset: int = 17,
+) -> onnx.ModelProto:
+    """What a network answers to inputs by their names, as an ONNX model; `free` names the axes of any length."""
+    import onnx
+    import torch
+
+    class Traced(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, *inputs: Tensor) -> Tensor:
+            return answer(*inputs)
+
+    buffer: Any = io.BytesIO()  # takes one, though it is not declared so
+    training = net.training
+    net.eval()
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            # That this exporter is the older one, and of sizes that it traces.
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                Traced().eval(),
+                tuple(examples.values()),
+                buffer,
+                dynamo=False,
+                opset_version=opset,
+                input_names=list(examples),
+                output_names=[output],
+                dynamic_axes={name: dict(axes) for name, axes in free.items()},
+            )
+    finally:
+        net.train(training)
+    return onnx.load_from_string(buffer.getvalue())
+
+
+def save(model: onnx.ModelProto, path: Path, told: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Write a model with what is told of it, as JSON: all of it, or nothing."""
+    import onnx
+    from onnx import helper
+
     helper.set_model_props(model, {key: json.dumps(value) for key, value in told.items()})
     onnx.checker.check_model(model, full_check=True)
-    draft = Draft(path, overwrite=True)
+    draft = Draft(path, overwrite=overwrite)
     try:
-        draft.path.write_bytes(model.SerializeToString())
+        with draft.told():
+            draft.path.write_bytes(model.SerializeToString())
         draft.publish()
     finally:
         draft.discard()

@@ -1,0 +1,124 @@
+"""How a batch scales: two workers against one, and Ray against the pool of processes.
+
+    python bench/batch.py [--clips 20] [--short 200] [--rounds 3]
+
+*two / one*: clips that are costly to compute and cheap to decode and encode, through a method that uses one core. Target:
+1.8 on two cores. One worker has both cores for itself, so what its decoder and encoder do beside the method counts for it.
+*ray / pool*: many short clips, two workers each; the cluster runs already, workers do not. Target: Ray takes at most 15 %
+longer. `whole` is the time from the command to the last outcome; `running` leaves out the first four outcomes, and
+with them the start of the workers, which counts for little in a batch of hours.
+
+All take turns, and the ratios are of the best of all rounds, since the machine may have other work. *two / one, cpu* is
+disturbed less by it: twice the processor seconds a clip of one worker by those of two, which is what two cores would give
+that had nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Generator
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from veil.batch import pool, tasks_of
+from veil.ray_batch import cluster, join
+from veil.video import Time, VideoInfo, open_sink
+from veil.worker import Options, Outcome, Task
+
+
+def clips(folder: Path, count: int, frames: int, size: tuple[int, int]) -> None:
+    """Smooth pictures that move a little: nothing to do for a codec."""
+    folder.mkdir(parents=True)
+    height, width = size
+    y, x = np.mgrid[0:height, 0:width]
+    for number in range(count):
+        shades = [(x + 2 * y + 3 * i + number) % 256 for i in range(frames)]
+        pixels = np.stack([np.repeat(shade[..., None] // 2, 3, 2) for shade in shades]).astype(np.uint8)
+        info = VideoInfo(width, height, Fraction(25), frames, Fraction(1, 25))
+        with open_sink(folder / f"{number:04}.mp4", info) as sink:
+            sink.write(pixels, [Time(i, 1) for i in range(frames)])
+
+
+class Timed(NamedTuple):
+    """How long a batch took."""
+
+    rate: float  # videos a second, once the workers run
+    seconds: float  # from its start to its end
+    cpu: float  # processor seconds of the workers for each video, once they run; of Ray's workers not known
+
+
+def used() -> float:
+    """Processor seconds of all processes that this one started."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = ended.ru_utime + ended.ru_stime
+    for process in multiprocessing.active_children():
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+def timed(outcomes: Generator[Outcome], skip: int) -> Timed:
+    begun, count, first, cpu = time.monotonic(), 0, 0.0, 0.0
+    for outcome in outcomes:
+        if outcome.state != "done":
+            raise SystemExit(f"{outcome.source}: {outcome.why}")
+        count += 1
+        if count == skip:
+            first, cpu = time.monotonic(), used()
+    end = time.monotonic()
+    return Timed((count - skip) / (end - first), end - begun, (used() - cpu) / (count - skip))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How a batch scales.")
+    parser.add_argument("--clips", type=int, default=20)
+    parser.add_argument("--short", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    costly = Options(method="blur:kernel=199,sigma=90", region="frame", quality=51)
+    cheap = Options(method="pixelate:block=8", region="frame")
+    join("local", 2)
+    found: dict[str, list[Timed]] = {"one": [], "two": [], "pool": [], "ray": []}
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        clips(root / "costly", asked.clips, 12, (240, 320))
+        clips(root / "short", asked.short, 24, (240, 320))
+        for number in range(asked.rounds):
+
+            def tasks(kind: str, run: str) -> list[Task]:
+                return tasks_of([str(root / kind)], str(root / f"{run}-{number}"))  # noqa: B023 (called at once)
+
+            found["one"].append(timed(pool(costly, tasks("costly", "one"), 1), 4))
+            found["two"].append(timed(pool(costly, tasks("costly", "two"), 2), 4))
+            found["pool"].append(timed(pool(cheap, tasks("short", "pool"), 2), 4))
+            found["ray"].append(timed(cluster(cheap, tasks("short", "ray"), "auto", 2, 0), 4))
+            print(
+                json.dumps({kind: [round(x, 2) for x in runs[-1]] for kind, runs in found.items()}),
+                flush=True,
+            )
+    rate = {kind: max(run.rate for run in runs) for kind, runs in found.items()}
+    whole = {kind: min(run.seconds for run in runs) for kind, runs in found.items()}
+    told = {
+        "two / one": round(rate["two"] / rate["one"], 2),
+        "two / one, cpu": round(
+            2 * min(run.cpu for run in found["one"]) / min(run.cpu for run in found["two"]), 2
+        ),
+        "ray / pool, running": round(rate["pool"] / rate["ray"], 2),
+        "ray / pool, whole": round(whole["ray"] / whole["pool"], 2),
+        "clips a second": {kind: round(value, 2) for kind, value in rate.items()},
+        "seconds": {kind: round(value, 1) for kind, value in whole.items()},
+    }
+    print(json.dumps(told, indent=1))
+
+
+if __name__ == "__main__":
+    main()
