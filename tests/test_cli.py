@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from PIL import Image
@@ -364,7 +365,7 @@ def test_a_signal_in_the_middle_leaves_no_output(number, long, tmp_path):
     time.sleep(0.3)
     assert process.poll() is None, "it ended before it could be stopped"
     process.send_signal(number)
-    _, words = process.communicate(timeout=60)
+    _, words = process.communicate(timeout=300)
     assert process.returncode != 0
     assert not [name for name in files(tmp_path / "new") if not name.startswith(".veil-")]
     if number != signal.SIGKILL:  # nobody can clean up after that one
@@ -400,10 +401,9 @@ def stream(face):
 
 def test_ctrl_c_finishes_the_file_of_a_stream(stream, tmp_path):
     process = started("anonymize", stream, "-o", "out.mp4", cwd=tmp_path)
-    until(lambda: any(path.stat().st_size for path in tmp_path.iterdir()))
-    time.sleep(1)
+    until(lambda: any(path.stat().st_size > 4000 for path in tmp_path.iterdir()))  # more than a header
     process.send_signal(signal.SIGINT)
-    told, words = process.communicate(timeout=60)
+    told, words = process.communicate(timeout=300)
     assert process.returncode == 0, words
     assert "out.mp4" in told and files(tmp_path) == ["out.mp4"]
     assert len(frames_of(tmp_path / "out.mp4")) > 10
@@ -512,20 +512,37 @@ def test_memory_does_not_grow_with_the_length(tmp_path):
     assert peaks[1] < 1.1 * peaks[0], peaks
 
 
+def beginning(path: Path, folder: Path, packets: int = 40) -> Path:
+    """As the file is, but for the rest of it."""
+    short = folder / f"short-{path.name}"
+    with av.open(str(path)) as source, av.open(str(short), "w") as made:
+        streams = [stream for stream in source.streams if stream.type in ("video", "audio")]
+        copies = {stream.index: made.add_stream_from_template(stream) for stream in streams}
+        seen = 0
+        for packet in source.demux(streams):
+            seen += packet.stream.type == "video"
+            if seen > packets:
+                break
+            if packet.dts is not None:
+                packet.stream = copies[packet.stream.index]
+                made.mux(packet)
+    return short
+
+
 @needs_shared
 @pytest.mark.slow
 def test_every_real_video(tmp_path):
     videos = [*(SHARED / "video").glob("*.*"), *sorted((SHARED / "video" / "asl").iterdir())[:2]]
-    for path in videos:
-        large = (
-            path.stat().st_size > 250_000
-        )  # the question is one of frames and their times, not of the method
-        method = ["--method", "pixelate", "--region", "frame"] if large else []
-        result = called("anonymize", path, "-o", tmp_path / f"{path.stem}.mp4", "--audio", "keep", *method)
+    for original in videos:
+        whole, out = original.parent.name == "asl", tmp_path / f"out-{original.stem}.mp4"
+        path = original if whole else beginning(original, tmp_path)
+        # The question is one of frames and their times, whatever the method.
+        method = [] if whole else ["--method", "pixelate", "--region", "frame"]
+        result = called("anonymize", path, "-o", out, "--audio", "keep", *method)
         assert result.returncode == 0, (path.name, result.stderr)
-        source, made = open_source(path), open_source(tmp_path / f"{path.stem}.mp4")
+        source, made = open_source(path), open_source(out)
         expected, given = (
             [t.pts * s.info.time_base for w in s.windows() for t in w.times] for s in (source, made)
         )
-        assert len(expected) == len(given)
+        assert len(expected) == len(given) >= 20
         assert max(abs(a - b) for a, b in zip(expected, given, strict=True)) < 1e-3

@@ -27,7 +27,7 @@ TINY = Suite(
     about="to see that it runs",
     size=32,
     frames=4,
-    videos=100,
+    videos=60,
     seeds=2,
     uses=(Recognizer("small3d", "clips"),),
     attackers=(Recognizer("small2d", "frames"), Recognizer("small3d", "motion")),
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("drawn_once")
 @pytest.fixture(scope="module")
 def world() -> Dataset:
     """A few videos of the synthetic world."""
-    return read("synthetic", count=100, size=32)
+    return read("synthetic", count=60, size=32)
 
 
 @pytest.fixture(autouse=True)
@@ -125,9 +125,8 @@ def test_what_is_solved_is_put_to_the_same_questions_and_kept(world, tmp_path, m
     assert len(learned) == 4 * 3  # adapted, h264, restoring; those of raw video were kept
 
 
-def test_several_at_once_find_the_same():
+def test_several_at_once_find_the_same(world):
     suite = replace(TINY, seeds=1, attackers=TINY.attackers[:1], after=("8-bit",))
-    world = read("synthetic", count=60, size=32)  # as few as others can read it anew
     one, two = (
         judge.judge({"down": make("downsample")}, Data(world), suite, jobs=jobs)[0] for jobs in (1, 2)
     )
