@@ -26,7 +26,7 @@ def export(run: Path) -> None:
     from veil.methods.learned import load
     from veil.nn.onnx import session
 
-    net, stage = load(run)._made
+    net, stage = load(run).made
     assert isinstance(net, everyone.Everyone)
     everyone.to_onnx(net, EVERYONE, stage)
     light = everyone.halves(torch.rand(8, 3, 16, stage.size, stage.size), net.cell)

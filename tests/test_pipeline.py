@@ -14,13 +14,13 @@ class Probe(Anonymizer):
     """Gives frames out late and in other groups, as a method that looks ahead does; may fail or lie."""
 
     def __init__(self, ahead=5, fault=None):
-        self.ahead, self.fault = ahead, fault
+        self.waits, self.fault = ahead, fault
 
     def stream(self, windows):
         waiting, given = [], 0
         for frames in windows:
             waiting += [255 - frame for frame in frames]
-            while len(waiting) > self.ahead:
+            while len(waiting) > self.waits:
                 given += 1
                 if self.fault == "breaks" and given > 8:
                     raise ValueError("broken in the middle")
@@ -31,7 +31,7 @@ class Probe(Anonymizer):
             yield Veiled(np.stack(waiting), None)
 
     def params(self):
-        return {"ahead": self.ahead}
+        return {"ahead": self.waits}
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def test_command(command, home, monkeypatch):
     if "--with runs/everyone" in command and not (home / "runs" / "everyone").exists():
         test_command_that_trains(next(c for c in COMMANDS if "everyone-synthetic" in c), home, monkeypatch)
     if "--with everyone.onnx" in command and not (home / "everyone.onnx").exists():
-        test_command(next(c for c in COMMANDS if c.startswith("veil export")), home)
+        test_command(next(c for c in COMMANDS if c.startswith("veil export")), home, monkeypatch)
     if command.startswith("veil export") and (home / "everyone.onnx").exists():
         return  # another test needed it before
     data = home / ("new" if " template add " in command else "data")  # commands may run in any order

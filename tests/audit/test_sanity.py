@@ -32,7 +32,7 @@ SUITE = Suite(
     attackers=(Recognizer("small2d", "frames"),),
     efforts={
         "frames": Effort(steps=240, rounds=1, batch=24, lr=3e-3),
-        "motion": Effort(steps=110, rounds=1, batch=24, lr=3e-3, length=LENGTH),
+        "motion": Effort(steps=110, rounds=1, batch=16, lr=3e-3, length=LENGTH),
     },
     restoring=Restoring(steps=20, batch=8, width=8),
     knows=("raw", "adapted"),
