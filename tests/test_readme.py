@@ -1,6 +1,7 @@
 """Every command and example in the README runs."""
 
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -37,7 +38,7 @@ def home(tmp_path_factory) -> Path:
     (home / "blurred" / "one.mp4").write_bytes((home / "visit.mp4").read_bytes())
     (home / "recipes").symlink_to(ROOT / "recipes")
     added = next(command for command in COMMANDS if command.startswith("veil template add"))
-    assert called(*added.split()[1:], cwd=home, env={"XDG_DATA_HOME": str(home / "data")}).returncode == 0
+    assert called(*shlex.split(added)[1:], cwd=home, env={"XDG_DATA_HOME": str(home / "data")}).returncode == 0
     return home
 
 
@@ -70,7 +71,7 @@ def test_command(command, home, monkeypatch):
     data = home / ("new" if " template add " in command else "data")  # commands may run in any order
     monkeypatch.setattr(synthetic, "show", partial(synthetic.show, size=32))
     run = veil if command == COMMANDS[2] else called  # the first as its reader runs it
-    result = run(*command.split()[1:], cwd=home, env={"XDG_DATA_HOME": str(data)})
+    result = run(*shlex.split(command)[1:], cwd=home, env={"XDG_DATA_HOME": str(data)})
     assert result.returncode == 0, result.stderr
 
 
@@ -79,7 +80,7 @@ def test_command_that_trains(command, home, monkeypatch):
     """The same command, but for the work that goes into it."""
     if "--gallery" in command:
         pytest.importorskip("dlib")
-    words = command.split()[1:]
+    words = shlex.split(command)[1:]
     if words[0] == "train":
         if (home / words[-1]).exists():  # another test needed it before
             return
@@ -110,7 +111,7 @@ def test_commands_for_features(home):
         "pairs=8",
     )
     for command in FEATURES:
-        words = command.split()[1:]
+        words = shlex.split(command)[1:]
         if words[0] == "train":
             words += ["--device", "cpu", *(word for change in less for word in ("--set", change))]
         result = called(*words, cwd=home)
