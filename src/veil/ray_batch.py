@@ -55,8 +55,8 @@ def join(address: str, workers: int | None = None) -> tuple[Any, bool]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its own worries are not the user's
     try:
-        import ray
-        import ray.data
+        import ray  # pyright: ignore[reportMissingImports]
+        import ray.data  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise VeilError("--ray needs Ray: pip install 'veil-video[ray]'.") from None
     if ray.is_initialized():
