@@ -38,7 +38,9 @@ def home(tmp_path_factory) -> Path:
     (home / "blurred" / "one.mp4").write_bytes((home / "visit.mp4").read_bytes())
     (home / "recipes").symlink_to(ROOT / "recipes")
     added = next(command for command in COMMANDS if command.startswith("veil template add"))
-    assert called(*shlex.split(added)[1:], cwd=home, env={"XDG_DATA_HOME": str(home / "data")}).returncode == 0
+    assert (
+        called(*shlex.split(added)[1:], cwd=home, env={"XDG_DATA_HOME": str(home / "data")}).returncode == 0
+    )
     return home
 
 
