@@ -175,7 +175,9 @@ def test_latent_consistency_is_the_mean_over_clips_and_numbers():
         for k in range(16)
     ]
     few = splavu.Batch(batch.clips[:4], batch.mask[:4], batch.action[:4], batch.stills, batch.looks)
-    assert float(players.hide(few)["consistency"]) == pytest.approx(100 * sum(parts) / len(parts), rel=1e-4)
+    assert float(players.hide(few)["consistency"].detach()) == pytest.approx(
+        100 * sum(parts) / len(parts), rel=1e-4
+    )
 
 
 def test_what_a_matcher_knows_as_a_loop():
