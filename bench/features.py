@@ -206,7 +206,7 @@ def anonymization(folder: Path, count: int, clips: int, layers: int) -> dict[str
 
 def child(store: Path, layers: int) -> dict[str, object]:
     from veil.features import anonymize_store
-    from veil.methods.splavu import Adapter
+    from veil.methods.adapter import Adapter
 
     torch.manual_seed(0)
     adapter = Adapter(DIM, layers=layers).eval().requires_grad_(False)

@@ -34,8 +34,8 @@ from veil.data import Dataset, Sample, read
 from veil.data.features import Bank, extract
 from veil.data.synthetic import render_samples
 from veil.fit import fit
-from veil.methods import splavu
-from veil.methods.splavu import SPLAVU, anonymized, trained_on
+from veil.methods.adapter import Adapter, anonymized
+from veil.methods.splavu import SPLAVU, trained_on
 from veil.nn import encoders
 from veil.train import train
 
@@ -230,9 +230,7 @@ def recipe_of(row: Row, protocol: str, seed: int, tiny: bool) -> SPLAVU:
     return config.checked(plain, SPLAVU)
 
 
-def made(
-    row: Row, protocol: str, seed: int, bank: dict[str, Bank], given: argparse.Namespace
-) -> splavu.Adapter:
+def made(row: Row, protocol: str, seed: int, bank: dict[str, Bank], given: argparse.Namespace) -> Adapter:
     """Train the adapter of a row."""
     recipe = recipe_of(row, protocol, seed, given.tiny)
     names = {"action": "clips", "detection": "untrimmed", "anomaly": "surveillance"}

@@ -24,9 +24,9 @@ from veil.demo import sample
 from veil.export import Latents, Pictures
 from veil.export import export as exported
 from veil.methods import learned, make, splavu
+from veil.methods.adapter import Adapter
 from veil.methods.builtin import Everyone
 from veil.methods.exported import load, load_adapter
-from veil.methods.splavu import Adapter
 
 NET = {"frames", "ahead"}  # those that have layers
 

@@ -77,6 +77,7 @@ ORDER = [
     "methods.everyone",
     "methods.learned",
     "methods.erase",
+    "methods.adapter",
     "methods.splavu",
     "methods.exported",
     "methods",

@@ -15,18 +15,9 @@ from veil.data.sample import Sample, Segment, Split
 from veil.fit import fit
 from veil.losses import nt_xent
 from veil.methods import splavu
+from veil.methods.adapter import Adapter, Context, anonymized
 from veil.methods.erase import leace, moving
-from veil.methods.splavu import (
-    SPLAVU,
-    Adapter,
-    Batches,
-    Players,
-    Source,
-    anonymized,
-    candidates,
-    knowledge,
-    trained_on,
-)
+from veil.methods.splavu import SPLAVU, Batches, Players, Source, candidates, knowledge, trained_on
 from veil.train import train
 
 CPU = torch.device("cpu")
@@ -135,7 +126,7 @@ def test_clips_of_one_video_see_each_other_only_where_they_may():
     clips = torch.randn(1, 3, 16)
     other = clips.clone()
     other[0, 2] += 1
-    for context, same in zip(get_args(splavu.Context)[:2], (True, False), strict=True):
+    for context, same in zip(get_args(Context)[:2], (True, False), strict=True):
         adapter = Adapter(16, heads=2, context=context).eval()
         assert torch.allclose(adapter(clips)[0, 0], adapter(other)[0, 0], atol=1e-6) == same
 
@@ -340,5 +331,12 @@ def test_data_that_does_not_do_is_refused():
         Batches(recipe(anomaly=HERE), {"action": bank, "anomaly": only}, CPU)
     with pytest.raises(VeilError, match="do not mix"):
         Players(recipe(anomaly=HERE), {"action": bank, "anomaly": replace(bank, fingerprint="0")}, CPU)
+    for concept in ("identity", "attributes"):
+        blank = tuple(
+            replace(s, identity=None, attributes=()) if i else s for i, s in enumerate(bank.samples)
+        )
+        some = replace(bank, samples=(replace(blank[0], attributes=(1.0,)), *blank[1:]), attributes=("a",))
+        with pytest.raises(VeilError, match=f"do not say their {concept}"):
+            Players(recipe(erase=concept), {"action": some}, CPU)
     with pytest.raises(VeilError, match="nothing to find"):
         Batches(recipe(detection=HERE), {"action": bank, "detection": bank}, CPU)

@@ -31,6 +31,7 @@ from veil.data.features import extract
 from veil.data.frames import read_frames
 from veil.demo import sample
 from veil.methods import builtin, learned, make, splavu
+from veil.methods.adapter import ITSELF, Adapter
 from veil.methods.everyone import Everyone
 from veil.methods.redraw import Redraw, Shape, redrawn
 from veil.methods.stprivacy import TokenSelection
@@ -389,7 +390,7 @@ class Latents:
 
     kind, output, unit, tolerance = "features", "changed", "deviations", 0.02
 
-    def __init__(self, adapter: splavu.Adapter) -> None:
+    def __init__(self, adapter: Adapter) -> None:
         self.name, self.adapter = "splavu", adapter
         self.net: nn.Module = adapter
         self._masked = adapter.context != "clip" and not isinstance(adapter.layers, nn.Sequential)
@@ -409,7 +410,7 @@ class Latents:
         there = x.flatten(0, 1) @ adapter.whiten  # (B·N, R)
         places = adapter.places
         apart = there.square().sum(1, keepdim=True) - 2 * there @ places.T + places.square().sum(1)
-        least = splavu.ITSELF**2 * adapter.whiten.shape[1]
+        least = ITSELF**2 * adapter.whiten.shape[1]
         apart = torch.where(apart < least, torch.full_like(apart, torch.finfo(torch.float32).max), apart)
         near = apart.topk(adapter.neighbours, 1, largest=False).indices
         return adapter.others[near].mean(1).reshape(x.shape)

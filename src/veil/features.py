@@ -47,7 +47,7 @@ _NAMED = 10  # how many videos that failed are named on the terminal
 
 
 class Latent(Protocol):
-    """A latent anonymizer, such as `veil.methods.splavu.Adapter`."""
+    """A latent anonymizer, such as `veil.methods.adapter.Adapter`."""
 
     dim: int
 
@@ -493,7 +493,7 @@ def anonymize_store(
     ``run`` is the folder of a training, or what it has learned. Identities, attributes and groups are left out of the new
     store unless they are to be kept, as an audit needs. A feature that comes out as no number is an error.
     """
-    from veil.methods import splavu
+    from veil.methods.adapter import anonymized
 
     began, source, place = time.monotonic(), Store.open(store), Path(output)
     if place.exists():
@@ -519,7 +519,7 @@ def anonymize_store(
         target = Store.create(draft, about)
         with _Writer(target, words) as writer:
             for bank, lengths in source.scan(batch):
-                veiled = splavu.anonymized(cast(Any, adapter), bank.to(device)).to("cpu")
+                veiled = anonymized(cast(Any, adapter), bank.to(device)).to("cpu")
                 _refuse(bank, veiled, getattr(torch, about.dtype))
                 for video in features_of(veiled, lengths):
                     sample = video.sample if keep_private else _unnamed(video.sample)
@@ -657,10 +657,10 @@ def _like(
         raise result.why
     if adapter is None:
         return result.clips.mean(0)
-    from veil.methods import splavu
+    from veil.methods.adapter import anonymized
 
     bank = collected([result], made.name, made.fingerprint, made.dim)
-    return splavu.anonymized(cast(Any, adapter), bank).clips[0].mean(0)
+    return anonymized(cast(Any, adapter), bank).clips[0].mean(0)
 
 
 # What is in a store

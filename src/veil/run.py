@@ -41,6 +41,25 @@ KEPT = 2  # checkpoints, besides the best
 Which = Literal["last", "best"]
 
 
+def recipe_in(folder: str | Path) -> tuple[str, dict[str, Any]]:
+    """Of which kind the run in a folder is, and its recipe as plain values."""
+    try:
+        about = json.loads((Path(folder) / "run.json").read_text())
+        return about["kind"], about["recipe"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise VeilError(f"{folder} holds no run: there is no run.json that Veil has written.") from error
+
+
+def weights_in(folder: str | Path) -> Path:
+    """The file of what the run in a folder has learned."""
+    path = Path(folder) / "weights.safetensors"
+    if not path.is_file():
+        raise VeilError(
+            f"{folder} has no weights.safetensors yet: its training is not finished; go on with `veil train --resume`."
+        )
+    return path
+
+
 class Run:
     """The folder of one training. Where there are several processes, the one of rank 0 writes."""
 

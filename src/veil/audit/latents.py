@@ -134,8 +134,9 @@ class Members(nn.Module):
     def __init__(self, x: Tensor, classes: int, deep: bool) -> None:
         super().__init__()
         dim = x.shape[1]
-        self.register_buffer("mean", x.mean(0))
-        self.register_buffer("scale", x.std(0).clamp_min(1e-6 + 1e-4 * float(x.std())))
+        mean, scale = _spread(x)
+        self.register_buffer("mean", mean)
+        self.register_buffer("scale", scale)
         sizes = [dim, dim, classes] if deep else [dim, classes]
         bounds = [1 / math.sqrt(size) for size in sizes[:-1]]
         members = len(DECAYS)
@@ -219,7 +220,7 @@ def _neighbours(
 ) -> tuple[np.ndarray, float]:
     del seed
     x = a.clips[a.mask]
-    mean, scale = x.mean(0), x.std(0).clamp_min(1e-6 + 1e-4 * float(x.std()))
+    mean, scale = _spread(x)
     shelf = F.normalize((x - mean) / scale, dim=1)
     labels = right if right.ndim == 2 else F.one_hot(right, classes)
     labels = labels.double().repeat_interleave(a.counts, 0)
@@ -282,7 +283,7 @@ def detected(
     torch.manual_seed(seed)
     device = train.clips.device
     net = TriDet(train.dim, len(train.actions), **effort.detector).to(device)  # type: ignore[arg-type]
-    mean, scale = _spread(train)
+    mean, scale = _spread(train.clips[train.mask])
 
     def scaled(bank: Bank) -> Tensor:
         return (bank.clips - mean) / scale
@@ -319,7 +320,7 @@ def watched(
     torch.manual_seed(seed)
     device = train.clips.device
     net = MGFN(train.dim, **effort.watcher).to(device)  # type: ignore[arg-type]
-    mean, scale = _spread(train)
+    mean, scale = _spread(train.clips[train.mask])
     abnormal = (train.truth("action") > 0).to(device)  # 0 is normal
     kinds = [abnormal.logical_not().nonzero()[:, 0].tolist(), abnormal.nonzero()[:, 0].tolist()]
     x = binned((train.clips - mean) / scale, train.mask)
@@ -343,8 +344,8 @@ def watched(
     return Found(score(test, bootstrap), best, np.zeros((0, 0)))
 
 
-def _spread(bank: Bank) -> tuple[Tensor, Tensor]:
-    x = bank.clips[bank.mask]
+def _spread(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the deviation of features ``(B, D)``; what hardly varies counts as if it did a little."""
     return x.mean(0), x.std(0).clamp_min(1e-6 + 1e-4 * float(x.std()))
 
 
@@ -446,7 +447,7 @@ def inverted(
     videos of his own, so he knows both.
     """
     torch.manual_seed(seed)
-    mean, scale = _spread(train)
+    mean, scale = _spread(train.clips[train.mask])
     device = train.clips.device
     net = Decoder(train.dim, width).to(device)
     x, y = (train.clips[:, 0] - mean) / scale, pictures.to(device)

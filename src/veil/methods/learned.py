@@ -5,7 +5,6 @@ How a video goes through a network is told in `veil.methods.redraw`.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -35,6 +34,7 @@ from veil.methods.tedspad import TeDSPAD
 from veil.nn import onnx
 from veil.nn.unet import ImageToImage, to_onnx
 from veil.recipe import Recipe
+from veil.run import recipe_in, weights_in
 
 CHUNK = 8  # frames that are redrawn at once, where each is redrawn by itself
 
@@ -138,21 +138,12 @@ def load(run: str | Path) -> Learned:
     """The anonymizer of a run folder."""
     folder = Path(run)
     _recipe(folder)
-    weights = folder / "weights.safetensors"
-    if not weights.is_file():
-        raise VeilError(
-            f"{folder} has no weights.safetensors yet: its training is not finished; go on with `veil train --resume`."
-        )
-    return Learned(str(weights))
+    return Learned(str(weights_in(folder)))
 
 
 def _recipe(folder: Path) -> Learning:
     """How the run in a folder was trained."""
-    try:
-        about = json.loads((folder / "run.json").read_text())
-        kind, plain = about["kind"], about["recipe"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise VeilError(f"{folder} holds no run: there is no run.json that Veil has written.") from error
+    kind, plain = recipe_in(folder)
     if kind not in RECIPES:
         raise VeilError(
             f"{folder} is a run of '{kind}', which anonymizes nothing: name a run of {', '.join(RECIPES)}."

@@ -24,17 +24,11 @@ videos of the same action, s̄ is the mean of a video's static clips before A::
 
 A brings the matcher to ignorance, not to error, and is told how even where the matcher is sure. Before its network, A may take out in
 closed form what one frame tells (`veil.methods.erase`), which no attacker can bring back; and after it, put in place of each clip the
-mean of the k clips of training videos that are nearest to it, so that what leaves is of k videos of others and of none alone
-(k-same, Newton et al. 2005, in features). Nearest is by Euclid after whitening what the eraser left; a clip never stands for itself.
-
-Which features are told apart: those of one clip (`context = "clip"`), or of a video's clips together, each seeing the others
-(`"video"`). What happens to one video never depends on another; `"batch"` breaks this law as the released code does (its attention runs
-over the batch), and is there to reproduce its tables only.
+mean of the k clips of training videos that are nearest to it (k-same, Newton et al. 2005, in features). `veil.methods.adapter` is A.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,179 +48,16 @@ from veil.data import read as read_data
 from veil.data.features import Bank, extract
 from veil.fit import Game, Move, Series, Setup, Terms
 from veil.losses import capped, nt_xent, uninformative
-from veil.methods.erase import Affine, leace, moving
+from veil.methods.adapter import Adapter, Context
+from veil.methods.erase import leace, moving
 from veil.nn import encoders
 from veil.recipe import STRICT, Training
+from veil.run import recipe_in, weights_in
 from veil.tasks.action import Action
 from veil.tasks.anomaly import MGFN, binned
 from veil.tasks.detection import TriDet, on_grid
 
-Context = Literal["clip", "video", "batch"]
 MATCH = 128  # numbers in which a matcher compares
-ITSELF = 1e-2  # deviations: a clip that is nearer is the same one
-
-
-# The adapter
-
-
-class Layer(nn.Module):
-    """x + attention(x), and x + feed-forward(x) where there is one; ``(B, N, D)``."""
-
-    def __init__(self, dim: int, heads: int, ratio: float, normed: bool) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before = nn.LayerNorm(dim) if normed else nn.Identity()
-        self.into = nn.Linear(dim, 3 * dim)
-        self.out = nn.Linear(dim, dim)
-        wide = round(ratio * dim)
-        self.feed: nn.Sequential | None = None
-        if wide:
-            norm = nn.LayerNorm(dim) if normed else nn.Identity()
-            self.feed = nn.Sequential(norm, nn.Linear(dim, wide), nn.GELU(), nn.Linear(wide, dim))
-
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Where mask ``(B, N)`` is False, nobody looks."""
-        x = x + self.out(self._seen(self.before(x), mask))
-        return x if self.feed is None else x + self.feed(x)
-
-    def _seen(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        dim = x.shape[-1]
-        if x.shape[1] == 1:  # who is alone sees itself: queries and keys make no difference
-            return F.linear(x, self.into.weight[2 * dim :], self.into.bias[2 * dim :])
-        query, key, value = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.into(x).chunk(3, -1)
-        )
-        allowed = None if mask is None else mask[:, None, None, :]
-        return F.scaled_dot_product_attention(query, key, value, allowed).transpose(1, 2).flatten(2)
-
-
-class Adapter(nn.Module):
-    """A: features ``(B, N, D)`` of B videos with N clips to features; a clip that is not in ``mask (B, N)`` is not seen."""
-
-    mean: Tensor  # (D,)
-    scale: Tensor  # (D,)
-    about: Tensor  # (bytes,) uint8: which features it was trained on, as JSON
-    others: Tensor  # (M, D) clips of training videos after the network, where k of them stand for one
-    places: Tensor  # (M, R) these, whitened
-    whiten: Tensor  # (D, R)
-
-    def __init__(
-        self,
-        dim: int,
-        *,
-        net: Literal["attention", "mlp", "none"] = "attention",
-        layers: int = 3,
-        heads: int = 8,
-        ratio: float = 2.0,
-        normed: bool = False,
-        context: Context = "clip",
-        identity: bool = False,
-        neighbours: int = 0,
-    ) -> None:
-        super().__init__()
-        if net == "attention" and dim % heads:
-            raise VeilError(f"features of {dim} numbers cannot be shared among {heads} heads: change heads.")
-        self.dim, self.context, self.neighbours = dim, context, neighbours
-        for name in ("others", "places", "whiten"):
-            self.register_buffer(name, torch.zeros(0, 0))
-        self.register_buffer("mean", torch.zeros(dim))
-        self.register_buffer("scale", torch.ones(dim))
-        self.register_buffer("about", torch.zeros(0, dtype=torch.uint8))
-        self.eraser = Affine(dim)
-        self.layers: nn.ModuleList | nn.Sequential = nn.ModuleList()
-        if net == "attention":
-            self.layers = nn.ModuleList(Layer(dim, heads, ratio, normed) for _ in range(layers))
-        elif net == "mlp":
-            parts = [
-                [nn.Linear(dim, dim), nn.ReLU(), nn.BatchNorm1d(dim), nn.Dropout(0.1)] for _ in range(layers)
-            ]
-            self.layers = nn.Sequential(*(module for part in parts for module in part))
-        if identity:
-            for layer in self.layers:
-                if isinstance(layer, Layer):
-                    last = [layer.out] if layer.feed is None else [layer.out, layer.feed[-1]]
-                    for linear in last:
-                        assert isinstance(linear, nn.Linear)
-                        nn.init.zeros_(linear.weight)
-                        nn.init.zeros_(linear.bias)
-
-    @property
-    def encoder(self) -> str:
-        """The name of the encoder whose features it takes."""
-        return self._told()["encoder"]
-
-    @property
-    def fingerprint(self) -> str:
-        """Of that encoder's weights."""
-        return self._told()["fingerprint"]
-
-    def fill(self, tensors: dict[str, Tensor]) -> None:
-        """Take over what another one has learned; what it remembers may be of any length."""
-        for name in ("about", "others", "places", "whiten"):
-            setattr(self, name, torch.empty_like(tensors[name], device=self.mean.device))
-        self.load_state_dict(tensors)
-
-    def tell(self, bank: Bank) -> None:
-        """Remember which features these are."""
-        told = json.dumps({"encoder": bank.encoder, "fingerprint": bank.fingerprint}).encode()
-        self.about = torch.tensor(list(told), dtype=torch.uint8, device=self.mean.device)
-
-    def _told(self) -> dict[str, str]:
-        return json.loads(bytes(self.about.tolist()))
-
-    def forward(self, clips: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Anonymized features, ``(B, N, D)``."""
-        if clips.ndim != 3 or clips.shape[2] != self.dim:
-            raise VeilError(
-                f"the adapter takes features (B, N, {self.dim}), got {tuple(clips.shape)}: "
-                "they are those of another encoder."
-            )
-        x = self.standard((clips - self.mean) / self.scale, mask)
-        if len(self.others):
-            x = self._same(x)
-        return x * self.scale + self.mean
-
-    @torch.no_grad()
-    def remember(self, bank: Bank) -> None:
-        """From now on, clips of these videos stand for others."""
-        x = self.standard((bank.clips - self.mean) / self.scale, bank.mask)[bank.mask]
-        if len(x) <= self.neighbours:
-            raise VeilError(
-                f"{len(x)} clips cannot stand for others {self.neighbours} at a time: lower neighbours, or train on more videos."
-            )
-        spread, vectors = torch.linalg.eigh((x - x.mean(0)).double().T.cov())
-        there = spread > 1e-6 * spread[-1]
-        self.whiten = (vectors[:, there] / spread[there].sqrt()).to(x)
-        self.others, self.places = x, x @ self.whiten
-
-    def _same(self, x: Tensor) -> Tensor:
-        """The mean of the nearest others, ``(B, N, D)``."""
-        out = []
-        for part in x.flatten(0, 1).split(4096):
-            apart = torch.cdist(part @ self.whiten, self.places)
-            apart = apart.masked_fill(apart < ITSELF * self.whiten.shape[1] ** 0.5, math.inf)
-            near = apart.topk(self.neighbours, 1, largest=False).indices
-            out.append(self.others[near].mean(1))
-        return torch.cat(out).view_as(x)
-
-    def standard(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The same for features that are standardised already."""
-        x = self.eraser(x)
-        videos, number, dim = x.shape
-        if isinstance(self.layers, nn.Sequential):
-            if mask is None:
-                return self.layers(x.flatten(0, 1)).view(videos, number, dim)
-            out = x.new_zeros(x.shape)  # so that what is not there does not count in a batch's statistics
-            out[mask] = self.layers(x[mask]).to(out.dtype)
-            return out
-        if self.context == "clip":
-            x, mask = x.reshape(videos * number, 1, dim), None
-        elif self.context == "batch":
-            x = x.reshape(1, videos * number, dim)
-            mask = None if mask is None else mask.reshape(1, -1)
-        for layer in self.layers:
-            x = layer(x, mask)
-        return x.reshape(videos, number, dim)
 
 
 # The recipe
@@ -668,6 +499,7 @@ def trained_on(recipe: SPLAVU, banks: dict[str, Bank], device: torch.device, dev
         return Game([Move("draw", (players.adapter,), players.draw, recipe.lr_draw, "adamw")], setup)
 
     drawing = recipe.drawing if learned else 0
+    # Where there is nothing to draw with, its steps are the heads'.
     games = [(drawing, draw), (recipe.warming, warm), (recipe.playing + recipe.drawing - drawing, play)]
     val = banks["action"].split("val")
 
@@ -715,28 +547,23 @@ def _concept(recipe: SPLAVU, train: Bank) -> Tensor:
                 "the features for action have no static clips to erase: extract them with --stills."
             )
         each = train.stills.mean(1)
-    elif recipe.erase == "identity":
-        each = F.one_hot(train.truth("identity")).float()
     else:
-        each = train.truth("attributes")
+        each = train.truth(recipe.erase)
+        if not bool((each >= 0).all()):  # nan is not, either
+            raise VeilError(
+                f"some training videos of the features for action do not say their {recipe.erase}, which is to be erased: leave these out."
+            )
+        each = F.one_hot(each).float() if each.ndim == 1 else each
     return each[:, None].expand(-1, train.clips.shape[1], -1)[train.mask]
 
 
 def load(run: str | Path) -> Adapter:
     """The adapter of a run folder."""
     folder = Path(run)
-    try:
-        about = json.loads((folder / "run.json").read_text())
-        kind, plain = about["kind"], about["recipe"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise VeilError(f"{folder} holds no run: there is no run.json that Veil has written.") from error
+    kind, plain = recipe_in(folder)
     if kind != "splavu":
         raise VeilError(f"{folder} is a run of '{kind}', which changes no features: name a run of splavu.")
-    path = folder / "weights.safetensors"
-    if not path.is_file():
-        raise VeilError(
-            f"{folder} has no weights.safetensors yet: its training is not finished; go on with `veil train --resume`."
-        )
+    path = weights_in(folder)
     recipe = config.checked(plain, SPLAVU, lambda key: str(folder / "run.json"))
     try:
         tensors = load_file(path)
@@ -746,23 +573,3 @@ def load(run: str | Path) -> Adapter:
         why = str(error).strip().splitlines()[0]
         raise VeilError(f"{path} does not hold the weights of its run ({why}): train it again.") from error
     return adapter.eval().requires_grad_(False)
-
-
-def anonymized(adapter: Adapter, bank: Bank) -> Bank:
-    """The features of all videos after the adapter, which must have been trained on features of the same encoder."""
-    if adapter.fingerprint != bank.fingerprint:
-        raise VeilError(
-            f"the adapter was trained on features of {adapter.encoder} ({adapter.fingerprint[:12]}), "
-            f"these are of {bank.encoder} ({bank.fingerprint[:12]}): extract them with its encoder."
-        )
-    with torch.no_grad():
-        clips = torch.cat([adapter(*part) for part in _parts(bank)])
-        stills = bank.stills
-        if stills.shape[1]:
-            alone = stills.flatten(0, 1)[:, None]  # each static clip is a video of its own
-            stills = torch.cat([adapter(part) for part in alone.split(4096)])[:, 0].view_as(stills)
-    return bank.changed(clips, stills)
-
-
-def _parts(bank: Bank) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(bank.clips.split(1024), bank.mask.split(1024), strict=True))

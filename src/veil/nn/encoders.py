@@ -43,7 +43,7 @@ from veil.core import VeilError
 from veil.nn import video
 from veil.nn.image import HALVES, RGB, Network, fill, read_state, start
 from veil.nn.weights import FOLDER_VARIABLE, cache_folder
-from veil.run import Run
+from veil.run import Run, weights_in
 
 SHIPPED = Path(__file__).with_name("encoder.safetensors")
 LENGTH = 16  # frames of a clip, in the paper and here
@@ -710,14 +710,12 @@ def _told(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _of_run(folder: Path) -> Encoder:
     """The network that a run has trained, as an encoder."""
-    run, path = Run.open(folder), folder / "weights.safetensors"
+    run = Run.open(folder)
     if run.kind not in ("encoder", "recognize"):
         raise VeilError(
             f"{folder} is a run of '{run.kind}', which trains no encoder: give one of 'encoder' or 'recognize'."
         )
-    if not path.is_file():
-        raise VeilError(f"{folder} has no weights.safetensors yet: train it to its end first.")
-    name = folder.resolve().name
+    path, name = weights_in(folder), folder.resolve().name
     if run.kind == "encoder":
         return load_compact(path, name)
     recipe = run.recipe
