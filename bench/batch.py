@@ -6,31 +6,32 @@
 1.8 on two cores. One worker has both cores for itself, so what its decoder and encoder do beside the method counts for it.
 *ray / pool*: many short clips, two workers each; the cluster runs already, workers do not. Target: Ray takes at most 15 %
 longer. `whole` is the time from the command to the last outcome; `running` leaves out the first four outcomes, and
-with them the start of the workers, which counts for little in a batch of hours.
+with them the start of the workers, which counts for little in a batch of hours. Whoever has no cluster (``--ray local``) waits
+for its start, too, which is told apart.
 
-All take turns, and the ratios are of the best of all rounds, since the machine may have other work. *two / one, cpu* is
-disturbed less by it: twice the processor seconds a clip of one worker by those of two, which is what two cores would give
-that had nothing else to do.
+All take turns, and the ratios are of the best of all rounds, since the machine may have other work; the medians are of the
+ratios of neighbours. *cpu* is disturbed less by it. *two / one, cpu*: twice the processor seconds a clip of one worker by those
+of two, which is what two cores would give that had nothing else to do. *ray / pool, cpu*: processor seconds a clip, of
+the workers and of all that serves them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Generator
 from fractions import Fraction
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
-from veil.batch import pool, tasks_of
-from veil.ray_batch import cluster, join
+from veil.batch import cluster, pool, tasks_of
+from veil.cluster import join
 from veil.video import Time, VideoInfo, open_sink
 from veil.worker import Options, Outcome, Task
 
@@ -53,29 +54,38 @@ class Timed(NamedTuple):
 
     rate: float  # videos a second, once the workers run
     seconds: float  # from its start to its end
-    cpu: float  # processor seconds of the workers for each video, once they run; of Ray's workers not known
+    cpu: float  # processor seconds for each video, once the workers run and until the first of them ends
 
 
 def used() -> float:
-    """Processor seconds of all processes that this one started."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = ended.ru_utime + ended.ru_stime
-    for process in multiprocessing.active_children():
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return seconds
+    """Processor seconds of this process and of all below it: workers, and what a cluster is made of."""
+    seconds: dict[int, float] = {}
+    parents: dict[int, int] = {}
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = place.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        process = int(place.parent.name)
+        parents[process] = int(fields[1])
+        seconds[process] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # with those of its dead
+    ours = {os.getpid()}
+    while more := {process for process, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(seconds[process] for process in ours)
 
 
-def timed(outcomes: Generator[Outcome], skip: int) -> Timed:
-    begun, count, first, cpu = time.monotonic(), 0, 0.0, 0.0
-    for outcome in outcomes:
+def timed(outcomes: Generator[Outcome], total: int, skip: int = 4) -> Timed:
+    begun, first, cpu = time.monotonic(), 0.0, 0.0
+    for count, outcome in enumerate(outcomes, 1):
         if outcome.state != "done":
             raise SystemExit(f"{outcome.source}: {outcome.why}")
-        count += 1
         if count == skip:
-            first, cpu = time.monotonic(), used()
+            first, cpu = time.monotonic(), -used()
+        if count == total - skip:
+            cpu += used()
     end = time.monotonic()
-    return Timed((count - skip) / (end - first), end - begun, (used() - cpu) / (count - skip))
+    return Timed((total - skip) / (end - first), end - begun, cpu / (total - 2 * skip))
 
 
 def main() -> None:
@@ -86,7 +96,9 @@ def main() -> None:
     asked = parser.parse_args()
     costly = Options(method="blur:kernel=199,sigma=90", region="frame", quality=51)
     cheap = Options(method="pixelate:block=8", region="frame")
+    begun = time.monotonic()
     join("local", 2)
+    start = time.monotonic() - begun
     found: dict[str, list[Timed]] = {"one": [], "two": [], "pool": [], "ray": []}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
@@ -97,23 +109,27 @@ def main() -> None:
             def tasks(kind: str, run: str) -> list[Task]:
                 return tasks_of([str(root / kind)], str(root / f"{run}-{number}"))  # noqa: B023 (called at once)
 
-            found["one"].append(timed(pool(costly, tasks("costly", "one"), 1), 4))
-            found["two"].append(timed(pool(costly, tasks("costly", "two"), 2), 4))
-            found["pool"].append(timed(pool(cheap, tasks("short", "pool"), 2), 4))
-            found["ray"].append(timed(cluster(cheap, tasks("short", "ray"), "auto", 2, 0), 4))
+            found["one"].append(timed(pool(costly, tasks("costly", "one"), 1), asked.clips))
+            found["two"].append(timed(pool(costly, tasks("costly", "two"), 2), asked.clips))
+            found["pool"].append(timed(pool(cheap, tasks("short", "pool"), 2), asked.short))
+            found["ray"].append(timed(cluster(cheap, tasks("short", "ray"), "auto", 2, 0), asked.short))
             print(
-                json.dumps({kind: [round(x, 2) for x in runs[-1]] for kind, runs in found.items()}),
+                json.dumps({kind: [round(x, 3) for x in runs[-1]] for kind, runs in found.items()}),
                 flush=True,
             )
     rate = {kind: max(run.rate for run in runs) for kind, runs in found.items()}
     whole = {kind: min(run.seconds for run in runs) for kind, runs in found.items()}
+    cpu = {kind: min(run.cpu for run in runs) for kind, runs in found.items()}
+    turns = [*zip(found["pool"], found["ray"], strict=True)]
     told = {
         "two / one": round(rate["two"] / rate["one"], 2),
-        "two / one, cpu": round(
-            2 * min(run.cpu for run in found["one"]) / min(run.cpu for run in found["two"]), 2
-        ),
+        "two / one, cpu": round(2 * cpu["one"] / cpu["two"], 2),
         "ray / pool, running": round(rate["pool"] / rate["ray"], 2),
+        "ray / pool, running, median": round(median(one.rate / other.rate for one, other in turns), 2),
         "ray / pool, whole": round(whole["ray"] / whole["pool"], 2),
+        "ray / pool, whole, median": round(median(other.seconds / one.seconds for one, other in turns), 2),
+        "ray / pool, cpu": round(cpu["ray"] / cpu["pool"], 2),
+        "start of the cluster, seconds": round(start, 1),
         "clips a second": {kind: round(value, 2) for kind, value in rate.items()},
         "seconds": {kind: round(value, 1) for kind, value in whole.items()},
     }

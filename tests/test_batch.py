@@ -1,7 +1,6 @@
 """Many videos: what is good comes out once and whole, whoever is killed; what is bad is named; nothing is done twice."""
 
 import hashlib
-import importlib.util
 import json
 import os
 import signal
@@ -22,9 +21,6 @@ from veil.worker import STAGE, Options, Outcome, Worker
 
 CHEAP = Options(method="pixelate:block=8", region="frame")
 CHEAP_FLAGS = ("--method", "pixelate:block=8", "--region", "frame")
-needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed: veil-video[ray]"
-)
 
 
 def archive(root: Path, count: int, broken: tuple[int, ...], long: tuple[int, ...] = ()) -> dict[str, int]:
@@ -295,31 +291,3 @@ def test_slots_are_given_once_and_emptied(tmp_path, monkeypatch):
     for process in processes[1:]:
         process.kill()
         process.wait()
-
-
-@needs_ray
-@pytest.mark.slow
-def test_a_ray_cluster_survives_killed_workers_and_bad_files(tmp_path):
-    broken = (3, 8, 17, 22, 31)
-    frames = archive(tmp_path / "in", 40, broken, long=(0, 1, 2, 5))
-    out = tmp_path / "out"
-    with Killer(out, 2) as killer:
-        result = veil(
-            "batch",
-            "in/**/*.mp4",
-            "-o",
-            "out",
-            *CHEAP_FLAGS,
-            "--ray",
-            "local",
-            "--workers",
-            "2",
-            cwd=tmp_path,
-        )
-    assert result.returncode == 2, result.stderr
-    assert len(killer.killed) == 2
-    check(out, frames, tmp_path / "in", {f"day-{i % 2}/{i:02}.mp4" for i in broken})
-    assert any(line.get("tries", 1) > 1 for line in lines(out) if line["state"] == "done")
-    for i in broken:
-        assert f"day-{i % 2}/{i:02}.mp4" in result.stderr
-    assert "35 videos done" in result.stdout and "Traceback" not in result.stderr

@@ -1,7 +1,10 @@
 """An encoder that is small enough for tests, in a module that worker processes import fast."""
 
 import hashlib
+import os
+import signal
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -22,3 +25,17 @@ class Tiny(nn.Module):
         ends = clip[:, :, [0, -1]].unflatten(3, (2, 8)).unflatten(5, (2, 8)).mean((4, 6))  # (B, 3, 2, 2, 2)
         bad = (clip[:, 2].flatten(1).mean(1) * 255 - self._spoil).abs() < 3
         return torch.where(bad[:, None], torch.nan, ends.flatten(1))
+
+
+class Fatal(Tiny):
+    """An encoder that kills its first worker."""
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__()
+        self._mark = mark
+
+    def pooled(self, clip: Tensor) -> Tensor:
+        if not self._mark.exists():
+            self._mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().pooled(clip)

@@ -21,19 +21,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from veil import storage
+from veil.cluster import TRIES, Lost, refuse, spread
 from veil.core import VeilError
 from veil.files import mirrored, renamed
 from veil.storage import is_url
 from veil.video import Codec
-from veil.worker import STAGE, TRIES, Options, Outcome, Task, Worker
+from veil.worker import STAGE, Options, Outcome, Task, Worker
 
 Progress = Callable[[int, int], Any]  # is told how many MB of video are done, of how many
 _NAMED = 20  # how many videos that failed are named on the terminal; the manifest names all
@@ -161,10 +163,7 @@ def anonymize_videos(
     where nothing can be begun.
     """
     folder = storage.absolute(str(output))
-    if workers is not None and workers < 1:
-        raise VeilError(f"{workers} workers can do nothing; give 1 or more")
-    if gpus_per_worker < 0 or (gpus_per_worker and ray is None):
-        raise VeilError(f"--gpus-per-worker {gpus_per_worker} is for --ray, and above 0: leave it out.")
+    refuse(ray, workers, gpus_per_worker)
     if is_url(folder) and manifest is None:
         raise VeilError(
             f"{folder} cannot be appended to: say with --manifest which file is to tell what is done."
@@ -253,8 +252,6 @@ def _run(
     if ray is None:
         outcomes = pool(options, work, min(workers or storage.cores(), len(work)))
     else:
-        from veil.ray_batch import cluster
-
         outcomes = cluster(options, work, ray, workers, gpus)
     try:
         for outcome in outcomes:
@@ -397,3 +394,19 @@ def _serve(pipe: Connection, options: Options, share: int) -> None:
         except EOFError:
             return
         pipe.send(worker(task))
+
+
+# A cluster
+
+
+def cluster(
+    options: Options, tasks: Sequence[Task], address: str, workers: int | None, gpus: float
+) -> Generator[Outcome]:
+    """The same on a Ray cluster: workers read and write where all its machines see it."""
+    worker = partial(Worker, options, share=None if gpus else 1, device="cuda" if gpus else None)
+    with closing(spread(worker, tasks, address, workers, gpus)) as answers:
+        for task, answer in answers:
+            if isinstance(answer, Lost):
+                why = f"{task.source} was given up: {answer.why}."
+                answer = Outcome("failed", task.target, task.source, why, tries=TRIES)
+            yield answer

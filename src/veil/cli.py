@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn, Protocol
 
@@ -32,18 +33,42 @@ out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highli
 Flag = Annotated[bool, Parameter(negative="")]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Hiding:
+    """What is hidden, and how: options of whatever writes videos.
+
+    Parameters
+    ----------
+    method
+        NAME, NAME:preset or NAME:key=value,… as `veil list` shows them [selective].
+    with_
+        The folder of a run of `veil train`, or a file of `veil export`: what was learned, instead of a method.
+    region
+        What the method changes, for methods that change a face, a person or the frame.
+    hide
+        Names of what is hidden, such as hair,hand,face, for methods that look for what they hide.
+    also
+        What such a method hides besides: face, person or none.
+    audio
+        Voices identify people, so the sound is dropped unless it is kept.
+    """
+
+    method: str | None = None
+    with_: Annotated[str | None, Parameter(name="--with")] = None
+    region: Literal["face", "person", "frame"] | None = None
+    hide: str | None = None
+    also: str | None = None
+    audio: Literal["drop", "keep"] = "drop"
+
+
 @app.command
 def anonymize(
     inputs: list[str],
     /,
     *,
     output: Annotated[str, Parameter(name=["--output", "-o"])],
-    method: str | None = None,
-    with_: Annotated[str | None, Parameter(name="--with")] = None,
-    region: Literal["face", "person", "frame"] | None = None,
-    hide: str | None = None,
-    also: str | None = None,
-    audio: Literal["drop", "keep"] = "drop",
+    hiding: Hiding = Hiding(),
     codec: Codec = "h264",
     quality: int | None = None,
     report: str | None = None,
@@ -65,18 +90,6 @@ def anonymize(
     output
         The file to write (.mp4, .mov or .mkv; a picture's ending for a picture), or a folder where there are
         several inputs.
-    method
-        NAME, NAME:preset or NAME:key=value,… as `veil list` shows them [selective].
-    with_
-        The folder of a run of `veil train`, or a file of `veil export`: what was learned, instead of a method.
-    region
-        What the method changes, for methods that change a face, a person or the frame.
-    hide
-        Names of what is hidden, such as hair,hand,face, for methods that look for what they hide.
-    also
-        What such a method hides besides: face, person or none.
-    audio
-        Voices identify people, so the sound is dropped unless it is kept.
     codec
         ffv1 loses nothing and needs .mkv.
     quality
@@ -95,8 +108,8 @@ def anonymize(
     salvage
         Where frames of a damaged video cannot be decoded, go on without them instead of refusing the video.
     """
-    method = _chosen(method, with_, region)
-    anonymizer = make(method, region=region, hide=_names(hide), also=_names(also))
+    method = _chosen(hiding.method, hiding.with_, hiding.region)
+    anonymizer = make(method, region=hiding.region, hide=_names(hiding.hide), also=_names(hiding.also))
     jobs = plan(inputs, output, codec)
     single = len(jobs) == 1 and jobs[0].target == Path(output)
     failed = 0
@@ -114,7 +127,7 @@ def anonymize(
                     job.source,
                     job.target,
                     anonymizer,
-                    audio=audio,
+                    audio=hiding.audio,
                     codec=codec,
                     quality=quality,
                     overwrite=overwrite,
@@ -145,12 +158,7 @@ def batch(
     /,
     *,
     output: Annotated[str, Parameter(name=["--output", "-o"])],
-    method: str | None = None,
-    with_: Annotated[str | None, Parameter(name="--with")] = None,
-    region: Literal["face", "person", "frame"] | None = None,
-    hide: str | None = None,
-    also: str | None = None,
-    audio: Literal["drop", "keep"] = "drop",
+    hiding: Hiding = Hiding(),
     codec: Codec = "h264",
     quality: int | None = None,
     require_match: Flag = False,
@@ -173,18 +181,6 @@ def batch(
         Videos, pictures, folders, patterns such as 'in/**/*.mp4' (in quotes), or URLs of these, such as s3://bucket/in.
     output
         The folder to write to, or its URL; it mirrors the folders of the inputs.
-    method
-        NAME, NAME:preset or NAME:key=value,… as `veil list` shows them [selective].
-    with_
-        The folder of a run of `veil train`, or a file of `veil export`: what was learned, instead of a method.
-    region
-        What the method changes, for methods that change a face, a person or the frame.
-    hide
-        Names of what is hidden, such as hair,hand,face, for methods that look for what they hide.
-    also
-        What such a method hides besides: face, person or none.
-    audio
-        Voices identify people, so the sound is dropped unless it is kept.
     codec
         ffv1 loses nothing and makes .mkv files.
     quality
@@ -210,14 +206,12 @@ def batch(
     from veil.batch import anonymize_videos
     from veil.worker import Options
 
-    if ray and len(ray) > 1:
-        raise VeilError(f"--ray takes one address, and {ray[1]} is one too many: name inputs before --ray.")
     options = Options(
-        method=_chosen(method, with_, region),
-        region=region,
-        hide=_names(hide),
-        also=_names(also),
-        audio=audio,
+        method=_chosen(hiding.method, hiding.with_, hiding.region),
+        region=hiding.region,
+        hide=_names(hiding.hide),
+        also=_names(hiding.also),
+        audio=hiding.audio,
         codec=codec,
         quality=quality,
         require_match=require_match,
@@ -229,7 +223,7 @@ def batch(
             output,
             options,
             workers=workers,
-            ray=None if ray is None else (*ray, "auto")[0],
+            ray=_address(ray),
             gpus_per_worker=gpus_per_worker,
             manifest=manifest,
             overwrite=overwrite,
@@ -640,8 +634,10 @@ def extract_features(
     stills: int = 10,
     dtype: Literal["float16", "float32"] = "float16",
     batch: int = 32,
-    workers: int = 1,
+    workers: int | None = None,
     device: str = "cpu",
+    ray: Annotated[tuple[str, ...] | None, Parameter(consume_multiple=True, negative="")] = None,
+    gpus_per_worker: float = 0,
     resume: Flag = False,
 ) -> int:
     """Add the features of videos to a store, which is made where there is none.
@@ -675,9 +671,14 @@ def extract_features(
     batch
         Clips that are encoded at once.
     workers
-        Processes, each with an encoder of its own.
+        Processes, each with an encoder of its own [1, or one for each core of the cluster].
     device
         cpu, cuda, cuda:1, …
+    ray
+        Share the work out over a Ray cluster: its address, or none for the one that this machine is part of; "local"
+        starts one here. Its machines must see the videos under the same names.
+    gpus_per_worker
+        GPUs of the cluster for each worker; 0.25 lets four share one.
     resume
         Skip videos that the store has already, instead of refusing them.
     """
@@ -699,6 +700,8 @@ def extract_features(
             batch=batch,
             workers=workers,
             device=device,
+            ray=_address(ray),
+            gpus_per_worker=gpus_per_worker,
             resume=resume,
             progress=progress,
         )
@@ -1197,6 +1200,13 @@ def _learned(place: str) -> str:
     if not place.lower().endswith(".onnx") and not (Path(place) / "run.json").is_file():
         raise VeilError(f"--with {place}: that is no folder of a run; `veil train RECIPE -o RUN` makes one.")
     return str(Path(place).absolute())
+
+
+def _address(ray: tuple[str, ...] | None) -> str | None:
+    """The cluster that --ray names, with an address or without; None: there is no --ray."""
+    if ray and len(ray) > 1:
+        raise VeilError(f"--ray takes one address, and {ray[1]} is one too many: name inputs before --ray.")
+    return None if ray is None else (*ray, "auto")[0]
 
 
 def _names(text: str | None) -> str | None:

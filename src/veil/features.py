@@ -15,12 +15,15 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast, get_args
 
@@ -28,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from veil.cluster import Lost, refuse, spread
 from veil.core import VeilError
 from veil.data import read as read_data
 from veil.data.features import STILLS, Bank, Encoder, Failed, Features, Vocabulary, collected, each
@@ -105,8 +109,10 @@ def extract_videos(
     stills: int = STILLS,
     dtype: DType = "float16",
     batch: int = 32,
-    workers: int = 1,
+    workers: int | None = None,
     device: str = "cpu",
+    ray: str | None = None,
+    gpus_per_worker: float = 0,
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Extracted:
@@ -115,9 +121,10 @@ def extract_videos(
     Videos are ``inputs`` (files, folders, patterns), with ``labels`` from a table; or they are the dataset ``data`` in the
     folder ``root``.
     A video that cannot be read fails alone. ``resume`` skips those that the store has; else they are an error.
+    ``workers`` are processes of this machine [1], or of the Ray cluster at the address ``ray`` [one for each core]; there a
+    worker may have a share of a GPU. This process alone writes the store.
     """
-    if workers < 1:
-        raise VeilError(f"{workers} workers can do nothing; give 1 or more")
+    refuse(ray, workers, gpus_per_worker)
     if data is not None and (inputs or labels):
         raise VeilError(f"--data {data} has videos and labels of its own; give it, or videos, and not both")
     began, folder = time.monotonic(), Path(output)
@@ -145,13 +152,16 @@ def extract_videos(
             f"{name} is in {folder} already; pass --resume to go on with the others, or leave it out"
         )
     asked = {"stride": stride, "stills": stills, "batch": batch, "device": device}
-    if workers == 1:
-        results = each(dataset, todo, made, **asked)
+    load = encoder if isinstance(encoder, str) else made, weights, device
+    if ray is not None:
+        results = _in_cluster(dataset, todo, load, made.fingerprint, asked, ray, workers, gpus_per_worker)
+    elif workers is None or workers == 1:
+        results = cast(Generator[Features | Failed], each(dataset, todo, made, **asked))
     else:
-        load = encoder if isinstance(encoder, str) else made, weights, device
         results = _shared_out(dataset, todo, load, asked, workers)
     failed: list[tuple[str, str]] = []
-    with _Writer(store, dataset, skip=True) as writer:
+    # What is under way ends before what is open is written, also where an error ended it.
+    with _Writer(store, dataset, skip=True) as writer, closing(results):
         for done, result in enumerate(results, 1):
             why = result.why if isinstance(result, Failed) else writer.add(result)
             if why is not None:
@@ -380,7 +390,7 @@ def _shared_out(
     load: tuple[str | Encoder, str | Path | None, str],
     asked: dict[str, Any],
     workers: int,
-) -> Iterator[Features | Failed]:
+) -> Generator[Features | Failed]:
     """The features of samples, made by several processes; in the order in which they come."""
     size = max(1, min(_CHUNK, -(-len(todo) // (4 * workers))))
     chunks = iter([todo[at : at + size] for at in range(0, len(todo), size)])
@@ -450,8 +460,74 @@ def _packed(result: Features | Failed) -> Any:
 def _unpacked(packed: Any) -> Features | Failed:
     if len(packed) == 2:
         return Failed(packed[0], VeilError(packed[1]))
-    values: list[Any] = [torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in packed]
+    # Copied, since what a cluster hands over cannot be written to.
+    values: list[Any] = [torch.tensor(part) if isinstance(part, np.ndarray) else part for part in packed]
     return Features(*values)
+
+
+# A cluster
+
+
+class FeatureWorker:
+    """Makes the features of one video after the other, by an encoder that it loads once."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        load: tuple[str | Encoder, str | Path | None, str],
+        fingerprint: str,
+        asked: Mapping[str, Any],
+        threads: int | None,
+    ) -> None:
+        """``fingerprint``: of the weights that it must find; ``threads``: how many it may start [as many as it likes]."""
+        if threads:
+            torch.set_num_threads(threads)
+        self._dataset, self._asked, self._encoder = dataset, asked, _encoder(*load)
+        if self._encoder.fingerprint != fingerprint:
+            raise VeilError(
+                f"{load[1] or load[0]} holds other weights on {socket.gethostname()} than here "
+                f"({self._encoder.fingerprint[:12]} and {fingerprint[:12]}): put the same file on all machines."
+            )
+
+    def __call__(self, sample: Sample) -> Any:
+        """The features of a video, or why there are none, without tensors."""
+        (result,) = each(self._dataset, [sample], self._encoder, **self._asked)
+        return _packed(result)
+
+
+def _in_cluster(
+    dataset: Dataset,
+    todo: Sequence[Sample],
+    load: tuple[str | Encoder, str | Path | None, str],
+    fingerprint: str,
+    asked: Mapping[str, Any],
+    address: str,
+    workers: int | None,
+    gpus: float,
+) -> Generator[Features | Failed]:
+    """The features of samples, made by the workers of a Ray cluster; in the order in which they come."""
+    encoder, weights, device = load
+    device = "cuda" if gpus and device == "cpu" else device
+    # Workers are in other folders than this process.
+    if weights is not None and Path(weights).exists():
+        weights = Path(weights).absolute()
+    if isinstance(encoder, str) and (Path(encoder) / "run.json").is_file():
+        encoder = str(Path(encoder).absolute())
+    todo = [replace(sample, path=sample.path and sample.path.absolute()) for sample in todo]
+    make = partial(
+        FeatureWorker,
+        replace(dataset, samples=()),
+        (encoder, weights, device),
+        fingerprint,
+        {**asked, "device": device},
+        None if gpus else 1,
+    )
+    with closing(spread(make, todo, address, workers, gpus)) as answers:
+        for sample, answer in answers:
+            if isinstance(answer, Lost):
+                yield Failed(sample, VeilError(f"{sample.path or sample.id} was given up: {answer.why}"))
+            else:
+                yield _unpacked(answer)
 
 
 # Anonymization

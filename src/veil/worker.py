@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from veil import storage
+from veil.cluster import TRIES
 from veil.core import Anonymizer, VeilError
 from veil.methods import ANONYMIZERS, DEFAULT, make
 from veil.pipeline import anonymize_video
 from veil.storage import Slot, is_url
 from veil.video import Codec
 
-TRIES = 3  # workers that may die of a video before it counts as failed
 STAGE = ".veil-batch"  # below the output folder: what is being written
 
 

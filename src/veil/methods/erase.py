@@ -20,9 +20,20 @@ ones, measured against how much static ones differ from video to video, and noth
     r(x) = mean x + W⁻¹ Q Qᵀ W (x − mean x)
 
 No label is used, neither of what is private nor of what is useful.
+
+**What tells** (ours). Where it is known what features are for, keep what tells the labels z of the tasks, and nothing else. Of each task, with
+classes in z one column each, Σ_B is how the classes differ and Σ_W how those of a class do (Fisher 1936); the tasks count alike::
+
+    Σ_B = mean of Σ_xz (Σ_zz)⁻¹ Σ_zx          Σ_W = mean of (Σ_xx − Σ_xz (Σ_zz)⁻¹ Σ_zx)          over the tasks
+    V = (Σ_W + ε)^(−1/2);   Q: the eigenvectors of V Σ_B V with the largest values
+    r(x) = mean x + V⁻¹ Q Qᵀ V (x − mean x)
+
+There are fewer such directions than classes: what is left of a clip are some twenty numbers. No label of what is private is used.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +96,32 @@ def moving(x: Tensor, stills: Tensor, keep: int) -> Affine:
     _, vectors = torch.linalg.eigh(against @ (motion.T @ motion / len(motion)) @ against)
     basis, _ = torch.linalg.qr(against @ vectors[:, -keep:])
     return _without(x, mean, root @ (one - basis @ basis.T) @ whiten)
+
+
+def telling(tasks: Sequence[tuple[Tensor, Tensor]], keep: int | None = None) -> Affine:
+    """The map that keeps what tells the labels z ``(N, C)`` of features x ``(N, D)``, of one task or several.
+
+    ``keep``: so many directions; none: all in which classes differ.
+    """
+    if not tasks or any(x.ndim != 2 or z.ndim != 2 or len(x) != len(z) for x, z in tasks):
+        shapes = ", ".join(f"{tuple(x.shape)} and {tuple(z.shape)}" for x, z in tasks)
+        raise ValueError(f"features are (N, D) and labels (N, C) of each task, got {shapes or 'no task'}")
+    between, within = [], []
+    for x, z in tasks:
+        exact, labels = x.double() - x.double().mean(0), z.double() - z.double().mean(0)
+        _, whiten = _roots(labels.T @ labels / len(labels))
+        across = exact.T @ labels @ whiten / len(exact)
+        between.append(across @ across.T)
+        within.append(exact.T @ exact / len(exact) - between[-1])
+    one = torch.eye(len(between[0]), dtype=torch.double, device=between[0].device)
+    root, whiten = _roots(torch.stack(within).mean(0) + STEADY * one)
+    values, vectors = torch.linalg.eigh(whiten @ torch.stack(between).mean(0) @ whiten)
+    there = int((values > LEAST * values[-1].clamp_min(LEAST)).sum())
+    if not there:
+        raise ValueError("no label tells these features apart: there is nothing to keep")
+    basis = vectors[:, -(there if keep is None else min(keep, there)) :]
+    mean = tasks[0][0].double().mean(0)
+    return _without(tasks[0][0], mean, root @ (one - basis @ basis.T) @ whiten)
 
 
 def _without(x: Tensor, mean: Tensor, taken: Tensor) -> Affine:

@@ -22,8 +22,8 @@ videos of the same action, s̄ is the mean of a video's static clips before A::
     play    A, T  ←  descend ω_T L_T + ω_B mean_i KL(uniform over J(i) ‖ p_i) + ω_LC L_LC
             M, M' ←  descend −mean_i ln p_ii, the next batches
 
-A brings the matcher to ignorance, not to error, and is told how even where the matcher is sure. Before its network, A may take out in
-closed form what one frame tells (`veil.methods.erase`), which no attacker can bring back; and after it, put in place of each clip the
+A brings the matcher to ignorance, not to error, and is told how even where the matcher is sure. Before its network, A takes out in
+closed form what no task needs, or what one frame tells (`veil.methods.erase`), which no attacker can bring back; and after it, put in place of each clip the
 mean of the k clips of training videos that are nearest to it (k-same, Newton et al. 2005, in features). `veil.methods.adapter` is A.
 """
 
@@ -49,7 +49,7 @@ from veil.data.features import Bank, extract
 from veil.fit import Game, Move, Series, Setup, Terms
 from veil.losses import capped, nt_xent, uninformative
 from veil.methods.adapter import Adapter, Context
-from veil.methods.erase import leace, moving
+from veil.methods.erase import leace, moving, telling
 from veil.nn import encoders
 from veil.recipe import STRICT, Training
 from veil.run import recipe_in, weights_in
@@ -132,8 +132,8 @@ class SPLAVU:
     standardise: bool = True  # the adapter sees features with mean 0 and deviation 1
     start: Literal["drawn", "identity"] = "identity"  # descended to by L1, or made so
     # What is taken out in closed form first.
-    erase: Literal["none", "looks", "stills", "identity", "attributes"] = "looks"
-    keep: Annotated[int, Field(ge=1)] | None = None  # directions left without looks; none: an eighth
+    erase: Literal["none", "rest", "looks", "stills", "identity", "attributes"] = "rest"
+    keep: Annotated[int, Field(ge=1)] | None = None  # directions left; none: all that tell, without looks an eighth
     rank: Annotated[int, Field(ge=1)] | None = None  # directions that LEACE takes of the others; none: all
     neighbours: Annotated[int, Field(ge=0)] = 0  # k, who stand for one; 0: everyone stands for himself
     budget: Literal["static", "match", "none"] = "match"
@@ -350,8 +350,7 @@ class Players:
         action = banks["action"]
         _alike(list(banks.values()))
         self.adapter = recipe.adapter(action.dim)
-        train = action.split("train")
-        _prepare(self.adapter, recipe, train)
+        _prepare(self.adapter, recipe, {name: bank.split("train") for name, bank in banks.items()})
         self.heads: dict[str, nn.Module] = {"action": Action(action.dim, len(action.actions))}
         if "detection" in banks:
             classes = len(banks["detection"].actions)
@@ -522,8 +521,9 @@ def _alike(banks: Sequence[Bank]) -> None:
 
 
 @torch.no_grad()
-def _prepare(adapter: Adapter, recipe: SPLAVU, train: Bank) -> None:
+def _prepare(adapter: Adapter, recipe: SPLAVU, banks: dict[str, Bank]) -> None:
     """What the adapter knows before it learns: which features these are, their scale, and what is erased."""
+    train = banks["action"]
     adapter.tell(train)
     clips = train.clips[train.mask]
     if recipe.standardise:
@@ -531,12 +531,32 @@ def _prepare(adapter: Adapter, recipe: SPLAVU, train: Bank) -> None:
         adapter.scale = clips.std(0).clamp_min(1e-4 * float(clips.std()))
     if recipe.erase == "none":
         return
+    if recipe.erase == "rest":
+        told = [_told(bank) for name, bank in banks.items() if name != "anomaly"]
+        adapter.eraser = telling(
+            [((x - adapter.mean) / adapter.scale, labels) for x, labels in told], recipe.keep
+        )
+        return
     x, concept = ((train.clips - adapter.mean) / adapter.scale)[train.mask], _concept(recipe, train)
     if recipe.erase == "looks":
         stills = (concept - adapter.mean) / adapter.scale
         adapter.eraser = moving(x, stills, recipe.keep or max(1, train.dim // 8))
     else:
         adapter.eraser = leace(x, concept, recipe.rank)
+
+
+def _told(bank: Bank) -> tuple[Tensor, Tensor]:
+    """The clips of training videos ``(N, D)`` and what is known of each ``(N, C)``: its segment's label, or its video's."""
+    places = bank.mask.nonzero()
+    if any(sample.segments for sample in bank.samples):
+        middle = (bank.starts + bank.length / 2)[bank.mask].tolist()
+        label = [
+            next((s.label + 1 for s in bank.samples[row].segments if s.start <= at < s.end), 0)
+            for row, at in zip(places[:, 0].tolist(), middle, strict=True)
+        ]
+        return bank.clips[bank.mask], F.one_hot(torch.tensor(label, device=places.device)).float()
+    truth = bank.truth("action")[places[:, 0]]
+    return bank.clips[bank.mask], (F.one_hot(truth) if truth.ndim == 1 else truth).float()
 
 
 def _concept(recipe: SPLAVU, train: Bank) -> Tensor:

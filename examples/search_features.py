@@ -1,0 +1,36 @@
+"""Keep features instead of video: extract them, take out what one frame tells, and search them.
+
+    python examples/search_features.py
+
+On made-up people, in memory; `veil features extract`, `anonymize` and `search` do it on disk, for any number of videos.
+"""
+
+import torch
+from torch import Tensor
+
+from veil.data import read
+from veil.data.features import extract
+from veil.methods.erase import moving
+from veil.nn import encoders
+
+bank = extract(read("synthetic", None, count=48, size=56), encoders.make("veil"), stills=1)
+clips, stills = (
+    bank.clips[:, 0],
+    bank.stills[:, 0],
+)  # (V, D): each of these videos is one clip; and one of its frames
+
+
+def found(features: Tensor, target: str) -> float:
+    """How often the most alike of the other videos has the same action, or shows the same person."""
+    unit = torch.nn.functional.normalize(features - features.mean(0), dim=1)
+    alike = (unit @ unit.T).fill_diagonal_(-1)
+    truth = bank.truth(target)
+    return (truth[alike.argmax(1)] == truth).float().mean().item()
+
+
+learn = torch.tensor([sample.split == "train" for sample in bank.samples])
+safe = moving(clips[learn], stills[learn], keep=8)(clips)  # no label says what is private, or what is useful
+for name, features in {"as they come": clips, "what moves alone": safe}.items():
+    said = ", ".join(f"the same {target} {found(features, target):.2f}" for target in ("action", "identity"))
+    print(f"{name:18s} the most alike video shows {said}")
+print("A search is a weak attacker: `veil features audit` asks stronger ones.")

@@ -1,0 +1,35 @@
+"""Train a small anonymizer on made-up people, load it from its run, and use it.
+
+    python examples/train_anonymizer.py
+
+The recipe is recipes/everyone-synthetic.toml, with so few videos and steps that it takes seconds and learns little.
+"""
+
+import tempfile
+from pathlib import Path
+
+import veil
+from veil.core import to_clip
+from veil.demo import sample
+from veil.train import train
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "everyone-synthetic.toml"
+LESS = ("steps=8", "stage.batch=4", "stage.use.options.count=40")
+
+
+def tell(step: int, steps: int, measured: dict[str, float]) -> None:
+    """Say how far it is."""
+    if step in (1, steps):
+        print(
+            f"step {step} of {steps}: " + ", ".join(f"{name} {value:.3f}" for name, value in measured.items())
+        )
+
+
+with tempfile.TemporaryDirectory() as folder:
+    run = Path(folder, "run")
+    weights = train(RECIPE, run, sets=LESS, device="cpu", progress=tell)  # `veil train RECIPE -o RUN --set …`
+    anonymizer = veil.make(str(run))  # `veil anonymize VIDEO -o SAFE --with RUN`
+    clip = to_clip(sample(length=32, size=(96, 72)))[None]  # (1, 3, T, H, W) in [0, 1]
+    safe = anonymizer(clip)
+    print(f"{weights.name}: a clip {tuple(clip.shape)} became {tuple(safe.shape)}")
+    print(f"it is drawn in {len(safe.unique())} levels of grey; the original has {len(clip.unique())} levels")
