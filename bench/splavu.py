@@ -5,8 +5,8 @@
     python bench/splavu.py report docs/results/latents -o docs/results/splavu.md
     python bench/splavu.py cost                          training and anonymizing at the paper's sizes
 
-`banks` makes features with the built-in encoder and, of UTD-MHAD, also with a network that was trained for its actions. A row of the table
-is an adapter that is trained on the training videos, judged as `veil.audit.latents` says: what is useful and what is private is
+`banks` makes features with the built-in encoder; of UTD-MHAD, also with a network that was trained for its actions; and with one that was
+trained for the actions of biased videos, features of these and of even ones. A row of the table is an adapter that is trained on the training videos, judged as `veil.audit.latents` says: what is useful and what is private is
 learned anew from what it leaves, chosen on validation videos and scored on test videos. Files that are there are not made again.
 """
 
@@ -50,6 +50,8 @@ KINDS: dict[str, tuple[int, int | None, int]] = {
 TINY = {"clips": 160, "untrimmed": 10, "surveillance": 20, "bias": 120, "gait": 200}
 WORLD = "synthetic"
 UTD = ("utd-mhad", "utd-mhad-trained")  # the built-in encoder, and one trained for its actions
+BIAS = "bias-trained"  # features of one that was trained for the actions of biased videos: of these, and
+EVEN = "clips-trained"  # of even ones, with which the adapter is trained
 SMALL = {
     "detector": {"width": 128, "hidden": 192, "levels": 4, "bins": 8},
     "watcher": {"widths": [64, 64, 128], "depths": [1, 1, 1]},
@@ -70,47 +72,54 @@ class Row:
 
 
 FIXED = {"net": "none", "playing": 1, "warming": 0}
+MOVES = {**FIXED, "erase": "looks"}
 ROWS: dict[str, Row] = {
     "paper": Row("paper", main=True),
-    "what moves, 16, k-same": Row(sets={**FIXED, "keep": 16, "neighbours": 16}, main=True),
-    "what moves, 32, k-same": Row(sets={**FIXED, "keep": 32, "neighbours": 16}, main=True),
-    "LEACE of identity": Row(sets={**FIXED, "erase": "identity", "neighbours": 0}, main=True),
-    "what moves, 24": Row(sets={**FIXED, "keep": 24, "neighbours": 0}, main=True),
+    "LEACE of identity": Row(sets={**FIXED, "erase": "identity"}, main=True),
+    "what moves, 24": Row(sets={**MOVES, "keep": 24}, main=True),
+    "what moves, 16, k-same": Row(sets={**MOVES, "keep": 16, "neighbours": 16}, main=True),
+    "what moves, 32, k-same": Row(sets={**MOVES, "keep": 32, "neighbours": 16}, main=True),
+    "what tells": Row(sets=FIXED, main=True),
     "ours": Row(main=True),
-    "what moves, 24, k-same": Row(sets={**FIXED, "keep": 24, "neighbours": 16}),
-    "what moves, 16": Row(sets={**FIXED, "keep": 16, "neighbours": 0}),
-    "what moves, 32": Row(sets={**FIXED, "keep": 32, "neighbours": 0}),
-    "what moves, 64": Row(sets={**FIXED, "keep": 64, "neighbours": 0}),
-    "what moves, 64, k-same": Row(sets={**FIXED, "keep": 64, "neighbours": 16}),
-    "LEACE of stills": Row(sets={**FIXED, "erase": "stills", "rank": 64, "neighbours": 0}),
-    "LEACE of attributes": Row(sets={**FIXED, "erase": "attributes", "neighbours": 0}),
+    **{f"what tells, {k}": Row(sets={**FIXED, "keep": k}, main=True) for k in (20, 16)},
+    "what tells, 20, k-same": Row(sets={**FIXED, "keep": 20, "neighbours": 16}, main=True),
+    "ours, without budget": Row(sets={"budget": "none"}),
+    "ours, without consistency": Row(sets={"consistency": 0.0}),
+    "ours, action only": Row(tasks=("action",)),
+    "what tells, action only": Row(sets=FIXED, tasks=("action",)),
+    "ours, budget 10": Row(sets={"budget_weight": 10.0}),
+    "ours, MLP": Row(sets={"net": "mlp"}),
+    "what tells, k-same": Row(sets={**FIXED, "neighbours": 16}),
+    **{f"what tells, {k}": Row(sets={**FIXED, "keep": k}) for k in (4, 8, 12)},
+    "ours, what moves": Row(sets={"erase": "looks"}),
+    "ours, nothing erased": Row(sets={"erase": "none"}),
+    "ours, nothing erased, budget 10": Row(sets={"erase": "none", "budget_weight": 10.0}),
+    "what moves, 24, k-same": Row(sets={**MOVES, "keep": 24, "neighbours": 16}),
+    **{f"what moves, {k}": Row(sets={**MOVES, "keep": k}) for k in (16, 32, 64)},
+    "what moves, 64, k-same": Row(sets={**MOVES, "keep": 64, "neighbours": 16}),
+    "LEACE of stills": Row(sets={**FIXED, "erase": "stills", "rank": 64}),
+    "LEACE of attributes": Row(sets={**FIXED, "erase": "attributes"}),
     "paper, without consistency": Row("paper", {"consistency": 0.0}),
     "paper, without budget": Row("paper", {"budget": "none"}),
     "paper, without tasks": Row("paper", {"task_weight": 0.0}),
     "paper, action only": Row("paper", tasks=("action",)),
     "paper, action and detection": Row("paper", tasks=("action", "detection")),
+    "paper, action and anomaly": Row("paper", tasks=("action", "anomaly")),
     "paper, action only, without consistency": Row("paper", {"consistency": 0.0}, tasks=("action",)),
+    **{f"paper, budget {w}": Row("paper", {"budget_weight": float(w)}) for w in (10, 100)},
     "paper, MLP": Row("paper", {"net": "mlp"}),
     "paper, 1 layer": Row("paper", {"layers": 1}),
-    "as released": Row("released"),
-    "ours, nothing erased": Row(sets={"erase": "none"}),
-    "ours, nothing erased, budget 10": Row(sets={"erase": "none", "budget_weight": 10.0}),
-    "ours, without consistency": Row(sets={"consistency": 0.0}),
-    "ours, without budget": Row(sets={"budget": "none"}),
-    "ours, action only": Row(tasks=("action",)),
-    "ours, 24": Row(sets={"keep": 24}),
-    "k-same": Row(sets={**FIXED, "keep": 256, "neighbours": 16}),
     "paper, 5 layers": Row("paper", {"layers": 5}),
-    "paper, action and anomaly": Row("paper", tasks=("action", "anomaly")),
-    "ours, k-same": Row(sets={"neighbours": 16}),
+    "as released": Row("released"),
 }
 
 
 # Features
 
 
-def world(kind: str, count: int, size: int, device: str) -> Dataset:
+def world(kind: str, size: int, given: argparse.Namespace) -> Dataset:
     """The synthetic world, painted on the device."""
+    count, device = TINY[kind] if given.tiny else KINDS[kind][0], given.device
     made = read("synthetic", None, kind=kind, count=count, size=size)
 
     def batch(samples: Sequence[Sample]) -> Sequence[Frames]:
@@ -123,7 +132,7 @@ def dataset_of(name: str, given: argparse.Namespace, count: int | None = None) -
     """By a bank's name: what is known of its videos."""
     if name in UTD:
         return read("utd-mhad", given.data / "utd_mhad_depth")
-    return read("synthetic", None, kind=name, count=count, size=56)
+    return read("synthetic", None, kind=name.removesuffix("-trained"), count=count, size=56)
 
 
 def banks(given: argparse.Namespace) -> None:
@@ -133,7 +142,7 @@ def banks(given: argparse.Namespace) -> None:
     for kind, (_, stride, stills) in KINDS.items():
         path = given.output / f"{kind}.safetensors"
         if not path.exists():
-            dataset = world(kind, TINY[kind] if given.tiny else KINDS[kind][0], encoder.size, given.device)
+            dataset = world(kind, encoder.size, given)
             save_bank(
                 extract(dataset, encoder, stride=stride, stills=stills, batch=512, device=given.device), path
             )
@@ -142,6 +151,13 @@ def banks(given: argparse.Namespace) -> None:
                 middle = [f[len(f) // 2] for some in _chunks(dataset.samples) for f in dataset.batch(some)]
                 save_pictures(np.stack(middle), given.output / "clips.pictures.safetensors")
         print(f"{time.monotonic() - begun:5.0f} s {kind}", flush=True)
+    if not (given.output / f"{BIAS}.safetensors").exists():
+        made = action_encoder("bias", world("bias", 56, given), 56, given)
+        for name, stills in ((EVEN, 10), (BIAS, 0)):
+            dataset = world(name.removesuffix("-trained"), 56, given)
+            bank = extract(dataset, made, stills=stills, batch=512, device=given.device)
+            save_bank(bank, given.output / f"{name}.safetensors")
+    print(f"{time.monotonic() - begun:5.0f} s {BIAS}", flush=True)
     if given.data is None:
         return
     dataset = audit.held(read("utd-mhad", given.data / "utd_mhad_depth"))
@@ -149,7 +165,7 @@ def banks(given: argparse.Namespace) -> None:
         path = given.output / f"{name}.safetensors"
         if path.exists():
             continue
-        made = encoder if name == UTD[0] else action_encoder(dataset, given)
+        made = encoder if name == UTD[0] else action_encoder("utd-mhad", dataset, 112, given)
         save_bank(extract(dataset, made, stride=8, stills=10, batch=256, device=given.device), path)
         print(f"{time.monotonic() - begun:5.0f} s {name}", flush=True)
 
@@ -158,17 +174,17 @@ def _chunks(samples: Sequence[Sample], size: int = 64) -> list[Sequence[Sample]]
     return [samples[place : place + size] for place in range(0, len(samples), size)]
 
 
-def action_encoder(dataset: Dataset, given: argparse.Namespace) -> encoders.Encoder:
-    """A network that was trained for the actions of raw UTD-MHAD videos."""
+def action_encoder(name: str, dataset: Dataset, size: int, given: argparse.Namespace) -> encoders.Encoder:
+    """A network that was trained for the actions of raw videos."""
     from veil import train as training
 
     training.read_data = lambda *_, **__: dataset  # decoded once
-    run = given.output / "recognizer"
+    run = given.output / f"recognizer-{name}"
     if not (run / "weights.safetensors").exists():
         steps = 4 if given.tiny else 900
-        sets = ('data="utd-mhad"', "size=112", "frames=16", "length=16", f"steps={steps}")
+        sets = (f"size={size}", "frames=16", "length=16", f"steps={steps}")
         recipe = given.output / "recognize.toml"
-        recipe.write_text('method = "recognize"\nnet = "small3d"\n')
+        recipe.write_text('method = "recognize"\nnet = "small3d"\ndata = "synthetic"\n')
         train(recipe, run, sets=sets, device=given.device)
     return encoders.make(run, device=given.device)
 
@@ -233,8 +249,8 @@ def recipe_of(row: Row, protocol: str, seed: int, tiny: bool) -> SPLAVU:
 def made(row: Row, protocol: str, seed: int, bank: dict[str, Bank], given: argparse.Namespace) -> Adapter:
     """Train the adapter of a row."""
     recipe = recipe_of(row, protocol, seed, given.tiny)
-    names = {"action": "clips", "detection": "untrimmed", "anomaly": "surveillance"}
-    use = {name: bank[names[name] if protocol == WORLD else protocol] for name in recipe.sources()}
+    names = {"action": main_bank(protocol), "detection": "untrimmed", "anomaly": "surveillance"}
+    use = {name: bank[names[name]] for name in recipe.sources()}
     device = torch.device(given.device)
     training = trained_on(recipe, {name: one.to("cpu") for name, one in use.items()}, device)
     for _ in fit(training.game, map(training.batch, range(recipe.steps))):
@@ -243,6 +259,11 @@ def made(row: Row, protocol: str, seed: int, bank: dict[str, Bank], given: argpa
     adapter = recipe.adapter(len(weights["mean"])).to(device)
     adapter.fill(weights)
     return adapter.eval().requires_grad_(False)
+
+
+def main_bank(protocol: str) -> str:
+    """The bank whose videos show one action each."""
+    return {WORLD: "clips", BIAS: EVEN}.get(protocol, protocol)
 
 
 def judge(
@@ -255,15 +276,17 @@ def judge(
     def put(name: str, score: Any) -> None:
         out[name] = {"value": round(float(score.value), 4), "n": score.n, "chance": score.chance}
 
-    main = bank["clips" if protocol == WORLD else protocol]
+    main = bank[main_bank(protocol)]
     parts = [main.split(name) for name in ("train", "val", "test")]
-    put("use action", latents.probed("linear", "action", *parts, seed=seed, effort=effort).score)
+    told = latents.probed("linear", "action", *parts, seed=seed, effort=effort)
+    put("use action", told.score)
+    out["use action"]["validation"] = round(told.val, 4)  # by which a keep is chosen
     if protocol == WORLD:
         for name, task in (("untrimmed", latents.detected), ("surveillance", latents.watched)):
-            told = "detection" if name == "untrimmed" else "anomaly"
+            use = "detection" if name == "untrimmed" else "anomaly"
             split = [bank[name].split(part) for part in ("train", "val", "test")]
-            put(f"use {told}", task(*split, seed=seed, effort=effort).score)
-    targets = ("identity", "attributes") if protocol == WORLD else ("identity",)
+            put(f"use {use}", task(*split, seed=seed, effort=effort).score)
+    targets = ("identity",) if protocol in UTD else ("identity", "attributes")
     for target in targets:
         for probe in latents.PROBES:
             put(
@@ -271,22 +294,24 @@ def judge(
                 latents.probed(probe, target, *parts, seed=seed, effort=effort).score,
             )
         if raw is not None:
-            before = raw["clips" if protocol == WORLD else protocol]
+            before = raw[main_bank(protocol)]
             known = [before.split("train"), before.split("val"), parts[2]]
             put(
                 f"leak {target} raw-trained",
                 latents.probed("mlp", target, *known, seed=seed, effort=effort).score,
             )
-    if protocol != WORLD:
+    if protocol in UTD:
         return out
-    put("leak gait rank-1", latents.walked(bank["gait"]))
-    put("leak gait rank-1 across views", latents.walked(bank["gait"], across_views=True))
-    split = [bank["bias"].split(part) for part in ("train", "val", "test")]
+    split = [bank["bias" if protocol == WORLD else BIAS].split(part) for part in ("train", "val", "test")]
     accuracy, gap, groups = latents.gap(split[0], split[1], split[2], "gender", seed=seed, effort=effort)
     put("bias accuracy", accuracy)
     put("bias gap", gap)
     for name, score in groups.items():
         put(f"bias {name}", score)
+    if protocol == BIAS:
+        return out
+    put("leak gait rank-1", latents.walked(bank["gait"]))
+    put("leak gait rank-1 across views", latents.walked(bank["gait"], across_views=True))
     for target in ("action", "identity"):
         put(f"search {target}", nearest(main, target))
     pictures = load_file(given.banks / "clips.pictures.safetensors")["pictures"].float().div(255)
@@ -328,7 +353,7 @@ def work(worker: int, tasks: list[tuple[str, str, int]], taken: Any, given: argp
             continue
         begun = time.monotonic()
         if protocol not in held:
-            names = list(KINDS) if protocol == WORLD else [protocol]
+            names = {WORLD: list(KINDS), BIAS: [EVEN, BIAS]}.get(protocol, [protocol])
             held[protocol] = {one: load_bank(one, given).to(given.device) for one in names}
         bank = held[protocol]
         try:
@@ -370,7 +395,10 @@ def table(given: argparse.Namespace) -> None:
     given.begun = time.monotonic()
     only = given.only.split(";") if given.only else None
     seeds = [int(seed) for seed in given.seeds.split(",")]
-    there = [WORLD, *(name for name in UTD if (given.banks / f"{name}.safetensors").exists())]
+    every = (WORLD, BIAS, *UTD)
+    there = [name for name in every if (given.banks / f"{main_bank(name)}.safetensors").exists()]
+    if given.protocols:
+        there = [name for name in there if name in given.protocols.split(",")]
     wanted: list[tuple[str, str, int]] = []
     for side in (False, True):
         for seed in seeds:
@@ -553,6 +581,10 @@ def main() -> None:
     two.add_argument("-o", "--output", type=Path, required=True)
     two.add_argument("--only", help="rows, with ; between")
     two.add_argument("--seeds", default="0,1,2")
+    two.add_argument(
+        "--protocols",
+        help="of synthetic, bias-trained, utd-mhad, utd-mhad-trained; all whose features are there",
+    )
     two.add_argument("--jobs", type=int, default=8)
     two.add_argument("--seconds", type=float, default=1e9, help="take no task that may end later")
     three = verbs.add_parser("report")

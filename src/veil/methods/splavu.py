@@ -133,7 +133,9 @@ class SPLAVU:
     start: Literal["drawn", "identity"] = "identity"  # descended to by L1, or made so
     # What is taken out in closed form first.
     erase: Literal["none", "rest", "looks", "stills", "identity", "attributes"] = "rest"
-    keep: Annotated[int, Field(ge=1)] | None = None  # directions left; none: all that tell, without looks an eighth
+    keep: Annotated[int, Field(ge=1)] | None = (
+        None  # directions left; none: all that tell, without looks an eighth
+    )
     rank: Annotated[int, Field(ge=1)] | None = None  # directions that LEACE takes of the others; none: all
     neighbours: Annotated[int, Field(ge=0)] = 0  # k, who stand for one; 0: everyone stands for himself
     budget: Literal["static", "match", "none"] = "match"
