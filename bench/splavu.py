@@ -36,6 +36,7 @@ from veil.data.synthetic import render_samples
 from veil.fit import fit
 from veil.methods.adapter import Adapter, anonymized
 from veil.methods.splavu import SPLAVU, trained_on
+from veil.metrics import hypervolume, rank1
 from veil.nn import encoders
 from veil.train import train
 
@@ -71,7 +72,7 @@ class Row:
     main: bool = False  # every protocol and seed; otherwise the synthetic world's first seed
 
 
-FIXED = {"net": "none", "playing": 1, "warming": 0}
+FIXED = {"warming": 1, "neighbours": 0, "keep": "none"}  # no network
 MOVES = {**FIXED, "erase": "looks"}
 ROWS: dict[str, Row] = {
     "paper": Row("paper", main=True),
@@ -80,20 +81,21 @@ ROWS: dict[str, Row] = {
     "what moves, 16, k-same": Row(sets={**MOVES, "keep": 16, "neighbours": 16}, main=True),
     "what moves, 32, k-same": Row(sets={**MOVES, "keep": 32, "neighbours": 16}, main=True),
     "what tells": Row(sets=FIXED, main=True),
+    "what tells, 20": Row(sets={**FIXED, "keep": 20}, main=True),
+    "what tells, 16": Row(sets={**FIXED, "keep": 16}, main=True),
     "ours": Row(main=True),
-    **{f"what tells, {k}": Row(sets={**FIXED, "keep": k}, main=True) for k in (20, 16)},
-    "what tells, 20, k-same": Row(sets={**FIXED, "keep": 20, "neighbours": 16}, main=True),
-    "ours, without budget": Row(sets={"budget": "none"}),
-    "ours, without consistency": Row(sets={"consistency": 0.0}),
-    "ours, action only": Row(tasks=("action",)),
-    "what tells, action only": Row(sets=FIXED, tasks=("action",)),
-    "ours, budget 10": Row(sets={"budget_weight": 10.0}),
-    "ours, MLP": Row(sets={"net": "mlp"}),
+    "match": Row("match", main=True),
     "what tells, k-same": Row(sets={**FIXED, "neighbours": 16}),
     **{f"what tells, {k}": Row(sets={**FIXED, "keep": k}) for k in (4, 8, 12)},
-    "ours, what moves": Row(sets={"erase": "looks"}),
-    "ours, nothing erased": Row(sets={"erase": "none"}),
-    "ours, nothing erased, budget 10": Row(sets={"erase": "none", "budget_weight": 10.0}),
+    "what tells, action only": Row(sets=FIXED, tasks=("action",)),
+    "match, without budget": Row("match", {"budget": "none"}),
+    "match, without consistency": Row("match", {"consistency": 0.0}),
+    "match, action only": Row("match", tasks=("action",)),
+    "match, budget 10": Row("match", {"budget_weight": 10.0}),
+    "match, MLP": Row("match", {"net": "mlp"}),
+    "match, what moves": Row("match", {"erase": "looks"}),
+    "match, nothing erased": Row("match", {"erase": "none"}),
+    "match, nothing erased, budget 10": Row("match", {"erase": "none", "budget_weight": 10.0}),
     "what moves, 24, k-same": Row(sets={**MOVES, "keep": 24, "neighbours": 16}),
     **{f"what moves, {k}": Row(sets={**MOVES, "keep": k}) for k in (16, 32, 64)},
     "what moves, 64, k-same": Row(sets={**MOVES, "keep": 64, "neighbours": 16}),
@@ -328,8 +330,6 @@ def judge(
 
 def nearest(bank: Bank, target: str) -> Any:
     """Search: whether the most alike training video has the same label as a test video."""
-    from veil.metrics import rank1
-
     vectors = ((bank.clips * bank.mask[..., None]).sum(1) / bank.counts[:, None]).double().cpu().numpy()
     split = np.array([sample.split for sample in bank.samples])
     truth = bank.truth(target).cpu().numpy()
@@ -451,43 +451,66 @@ def spread(values: Sequence[float]) -> str:
     return f"{mean} [{least}–{most}]"
 
 
+def once(key: str) -> str:
+    """An earlier way to measure a use: by one network instead of the best of three on validation videos."""
+    return f"{key} once"
+
+
+def used(found: Sequence[dict[str, Any]], key: str) -> tuple[list[float], bool]:
+    """A use in each seed, and whether it was measured in the earlier way."""
+    early = not all(key in one for one in found)
+    return [one[once(key) if early else key]["value"] for one in found], early
+
+
+def change(found: Sequence[dict[str, Any]], raw: Sequence[dict[str, Any]], key: str) -> float:
+    """The relative change of a use, of two that were measured in the same way."""
+    values, early = used(found, key)
+    before = [one[once(key) if early else key]["value"] for one in raw]
+    return float(np.mean(values) / np.mean(before) - 1)
+
+
+def gone(found: Sequence[dict[str, Any]], raw: Sequence[dict[str, Any]], target: str) -> float:
+    """The share of what is known above chance in raw features that is gone."""
+    before = float(np.mean([strongest(one, target) for one in raw]))
+    chance = next(value["chance"] for key, value in raw[0].items() if key.startswith(f"leak {target}"))
+    return float(1 - (np.mean([strongest(one, target) for one in found]) - chance) / (before - chance))
+
+
+def told(raw: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The uses and the targets of a protocol."""
+    uses = [key for key in USES if key in raw or once(key) in raw]
+    return uses, [t for t in ("identity", "attributes") if any(k.startswith(f"leak {t}") for k in raw)]
+
+
 def table_of(rows: dict[tuple[str, str], list[dict[str, Any]]], protocol: str, names: Sequence[str]) -> str:
     """One line a row: what is left of each use and of what is private, and how much of the excess leakage is gone."""
     raw = [one["found"] for one in rows[protocol, "raw"]]
-    uses = [key for key in USES if key in raw[0]]
-    targets = [t for t in ("identity", "attributes") if any(key.startswith(f"leak {t}") for key in raw[0])]
-    more = [key for key in ("leak gait rank-1", "search action", "search identity") if key in raw[0]]
+    uses, targets = told(raw[0])
+    extra = {
+        "leak gait rank-1": "gait", "search action": "search action", "search identity": "search identity",
+    } if protocol == WORLD else {"bias accuracy": "biased action", "bias gap": "gap"} if protocol == BIAS else {}  # fmt: skip
     head = ["features", *(USES[key] for key in uses)]
     for target in targets:
         head += [f"{target}, strongest", "excess gone"]
-    head += [{"leak gait rank-1": "gait"}.get(key, key) for key in more] + [
-        "worst use",
-        "seeds",
-        "trained in",
-    ]
+    head += [*extra.values(), "worst use", "seeds", "trained in"]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for name in names:
         found = [one["found"] for one in rows.get((protocol, name), [])]
         if not found:
             continue
-        cells = [name, *(spread([one[key]["value"] for one in found]) for key in uses)]
+        cells = [name]
+        for key in uses:
+            values, early = used(found, key)
+            cells.append(f"({spread(values)})" if early else spread(values))
         for target in targets:
-            before = float(np.mean([strongest(one, target) for one in raw]))
-            chance = next(
-                value["chance"] for key, value in raw[0].items() if key.startswith(f"leak {target}")
-            )
             left = [strongest(one, target) for one in found]
-            gone = 1 - (np.mean(left) - chance) / (before - chance)
-            cells += [spread(left), "" if name == "raw" else f"{100 * gone:.0f} %"]
-        cells += [spread([one[key]["value"] for one in found]) for key in more]
-        change = [
-            np.mean([o[key]["value"] for o in found]) / np.mean([o[key]["value"] for o in raw]) - 1
-            for key in uses
-        ]
+            cells += [spread(left), "" if name == "raw" else f"{100 * gone(found, raw, target):.0f} %"]
+        cells += [spread([one[key]["value"] for one in found]) for key in extra]
         seconds = [one["training seconds"] for one in rows[protocol, name]]
         took = f"{min(seconds):.0f}–{max(seconds):.0f} s" if len(seconds) > 1 else f"{seconds[0]:.0f} s"
+        worst = min(change(found, raw, key) for key in uses)
         cells += [
-            "" if name == "raw" else f"{100 * min(change):+.1f} %",
+            "" if name == "raw" else f"{100 * worst:+.1f} %",
             str(len(found)),
             "" if name == "raw" else took,
         ]
@@ -495,11 +518,35 @@ def table_of(rows: dict[tuple[str, str], list[dict[str, Any]]], protocol: str, n
     return "\n".join(lines)
 
 
+FAMILIES = ("paper", "what moves", "what tells", "match")
+
+
+def curves(rows: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
+    """For each family of rows: what its best trade-offs enclose, between raw features and a perfect adapter."""
+    raw = [one["found"] for one in rows[WORLD, "raw"]]
+    uses, _ = told(raw[0])
+    lines = ["| family | rows | hypervolume, identity | hypervolume, attributes |", "|---|---:|---:|---:|"]
+    for family in FAMILIES:
+        names = [n for p, n in rows if p == WORLD and (n == family or n.startswith(f"{family},"))]
+        names += ["ours"] if family == "what tells" else []
+        found = {name: [one["found"] for one in rows[WORLD, name]] for name in names}
+        cells = []
+        for target in ("identity", "attributes"):
+            chance = next(v["chance"] for key, v in raw[0].items() if key.startswith(f"leak {target}"))
+            kept = [min(1.0, 1 + min(change(f, raw, key) for key in uses)) for f in found.values()]
+            left = [float(np.mean([strongest(one, target) for one in f])) for f in found.values()]
+            whole = float(np.mean([strongest(one, target) for one in raw]))
+            volume = hypervolume(kept, left, leakage_range=(chance, whole))
+            cells.append(f"{volume.value:.3f}".removeprefix("0"))
+        lines.append("| " + " | ".join([family, str(len(names)), *cells]) + " |")
+    return "\n".join(lines)
+
+
 def report(given: argparse.Namespace) -> None:
     """Fill the marked blocks of a page with what the rows say."""
     rows, text = read_rows(given.rows), given.output.read_text()
     for protocol in sorted({protocol for protocol, _ in rows}):
-        names = ["raw", *ROWS]
+        names = ["raw", *(name for name, row in ROWS.items() if row.main or protocol == WORLD)]
         begin, end = MARK.format(protocol), MARK.format("end")
         if begin not in text:
             continue
@@ -508,6 +555,10 @@ def report(given: argparse.Namespace) -> None:
         missing = [name for name in names if (protocol, name) not in rows]
         note = f"\n\nNot run yet: {'; '.join(missing)}." if missing else ""
         text = f"{before}{begin}\n{table_of(rows, protocol, names)}{note}\n{end}{after}"
+    before, _, rest = text.partition(MARK.format("curves"))
+    if rest:
+        _, _, after = rest.partition(MARK.format("end"))
+        text = f"{before}{MARK.format('curves')}\n{curves(rows)}\n{MARK.format('end')}{after}"
     given.output.write_text(text)
 
 
@@ -529,7 +580,7 @@ def cost(given: argparse.Namespace) -> None:
     )
     steps = 100 * -(-videos // batch)
     device = torch.device(given.device)
-    for preset in ("paper", "ours"):
+    for preset in ("paper", "match"):
         plain = {
             **SPLAVU.PRESETS[preset],
             "action": {"data": "synthetic"},

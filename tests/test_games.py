@@ -66,6 +66,7 @@ def world():
         "synthetic": replace(made, frames=lambda sample: known[sample.id], batch=None),
         "tags": dataset("tags", samples(attributes=three), attributes=tags),
         "actions": dataset("actions", samples(action=lambda n: n % 2), actions=("sit", "wave")),
+        "photographs": dataset("photographs", samples(attributes=three), length=1, attributes=tags),
         "long": dataset("long", samples(action=lambda n: n % 2), actions=("sit", "wave"), length=160),
     }
     with pytest.MonkeyPatch.context() as patch:
@@ -702,6 +703,11 @@ def test_bad_recipes_are_one_sentence(sets, sentence, tmp_path):
         ('method = "tedspad"', ("spact.stage.batch=1",), "raise spact.stage.batch"),
         ('method = "stprivacy"', ("game.stage.size=100",), "STPrivacy cuts clips into 2×16×16"),
         ('method = "noisy"', ("budget=small3d",), "there is no network of frames 'small3d'"),
+        (
+            'method = "bdq"',
+            ("game.stage.size=32", "game.stage.pairs=views", "game.stage.private={name='photographs'}"),
+            "shows nothing of what stands still, and photographs has stills",
+        ),
     ],
 )
 def test_bad_recipes_of_other_games_are_one_sentence(text, sets, sentence, tmp_path):

@@ -190,6 +190,12 @@ class BDQRecipe:
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
         torch.manual_seed(self.seed)
-        players = Players(self.game, self.network().to(device), Staged(self.stage, device, self.seed))
+        staged = Staged(self.stage, device, self.seed)
+        if staged.people.still:
+            raise VeilError(
+                f"BDQ shows nothing of what stands still, and {staged.people.dataset.name} has stills: its budget would see one grey. "
+                "Choose private videos in which people move."
+            )
+        players = Players(self.game, self.network().to(device), staged)
         # Paper: T moves with A. Here: with B, as in every other game, because it then has a turn on what A has become.
         return self.game.played(players, devices, players.hide, players.learn)

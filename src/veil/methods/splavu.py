@@ -13,18 +13,22 @@ unusual). With x the features of a clip, y its label, s and s' those of two stat
     warm    T     ←  descend L_T                                  A holds still
     play    A, T  ←  descend ω_T L_T − ω_B min(L_B, c + m) + ω_LC L_LC        all step together
 
-c = ln(2N − 1) is L_B where all static clips look the same. Ours (preset `ours`) asks another question. In the paper's, A can make
-static clips alike and leave moving ones as they are. Here a matcher M must find, for a *moving* clip after A, the static clips
-of its video among those of videos with the same action, so that the action cannot help it; i runs over clips, J(i) over
-videos of the same action, s̄ is the mean of a video's static clips before A::
+c = ln(2N − 1) is L_B where all static clips look the same.
+
+**Ours** has no network: A takes out in closed form all that the tasks do not need (`veil.methods.erase.telling`), which no attacker can bring
+back, and then puts in place of each clip the mean of the k clips of training videos that are nearest to it (k-same, Newton et al. 2005, in
+features; `veil.methods.adapter`). Nothing is played; heads are trained to show what is left.
+
+**Match** asks another question of the paper's network, after the same erasure. In the paper's game A can make static clips alike and leave moving
+ones as they are. Here a matcher M must find, for a *moving* clip after A, the static clips of its video among those of videos with the
+same action, so that the action cannot help it; i runs over clips, J(i) over videos of the same action, s̄ is the mean of a video's static
+clips before A::
 
     p_ij = softmax_{j ∈ J(i)} ( M(A(x_i)) · M'(s̄_j) / τ )
     play    A, T  ←  descend ω_T L_T + ω_B mean_i KL(uniform over J(i) ‖ p_i) + ω_LC L_LC
             M, M' ←  descend −mean_i ln p_ii, the next batches
 
-A brings the matcher to ignorance, not to error, and is told how even where the matcher is sure. Before its network, A takes out in
-closed form what no task needs, or what one frame tells (`veil.methods.erase`), which no attacker can bring back; and after it, put in place of each clip the
-mean of the k clips of training videos that are nearest to it (k-same, Newton et al. 2005, in features). `veil.methods.adapter` is A.
+A brings the matcher to ignorance, not to error, and is told how even where the matcher is sure.
 """
 
 from __future__ import annotations
@@ -116,14 +120,14 @@ PAPER = {
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SPLAVU:
-    """SPLAVU's training. Defaults: ours; the presets are the paper and the released code."""
+    """SPLAVU's training. Defaults: ours; the other presets are the paper, the released code, and the game of matchers."""
 
     encoder: str = "veil"  # of sources that are extracted
     encoder_weights: str | None = None
     action: Source
     detection: Source | None = None
     anomaly: Source | None = None
-    net: Literal["attention", "mlp", "none"] = "attention"  # none: the eraser alone
+    net: Literal["attention", "mlp", "none"] = "none"  # none: what is erased, and who stands for whom
     layers: Annotated[int, Field(ge=1, le=12)] = 3
     heads: Annotated[int, Field(ge=1)] = 8
     ratio: Annotated[float, Field(ge=0, le=8)] = 2.0  # of the feed-forward's width; 0: none
@@ -133,12 +137,11 @@ class SPLAVU:
     start: Literal["drawn", "identity"] = "identity"  # descended to by L1, or made so
     # What is taken out in closed form first.
     erase: Literal["none", "rest", "looks", "stills", "identity", "attributes"] = "rest"
-    keep: Annotated[int, Field(ge=1)] | None = (
-        None  # directions left; none: all that tell, without looks an eighth
-    )
+    # Directions that are left at most; none: all that tell, without looks an eighth.
+    keep: Annotated[int, Field(ge=1)] | None = 20
     rank: Annotated[int, Field(ge=1)] | None = None  # directions that LEACE takes of the others; none: all
-    neighbours: Annotated[int, Field(ge=0)] = 0  # k, who stand for one; 0: everyone stands for himself
-    budget: Literal["static", "match", "none"] = "match"
+    neighbours: Annotated[int, Field(ge=0)] = 16  # k, who stand for one; 0: everyone stands for himself
+    budget: Literal["static", "match", "none"] = "none"
     task_weight: Annotated[float, Field(ge=0)] = 1.0
     budget_weight: Annotated[float, Field(ge=0)] = 1.0
     consistency: Annotated[float, Field(ge=0)] = 1.0  # ω_LC
@@ -154,7 +157,7 @@ class SPLAVU:
     anomaly_batch: Annotated[int, Field(ge=2)] = 8  # normal and as many abnormal
     drawing: Annotated[int, Field(ge=0)] = 0
     warming: Annotated[int, Field(ge=0)] = 200
-    playing: Annotated[int, Field(ge=0)] = 1000
+    playing: Annotated[int, Field(ge=0)] = 0
     lr_draw: Annotated[float, Field(gt=0)] = 1e-4
     lr: Annotated[float, Field(gt=0)] = 3e-4  # of the adapter
     lr_action: Annotated[float, Field(gt=0)] = 1e-3
@@ -173,6 +176,7 @@ class SPLAVU:
             **PAPER, "normed": False, "standardise": False, "consistency": 100.0, "cap": "none", "drawing": 500,
             "warming": 0, "playing": 700, "lr": 1e-4, "ratio": 0.0, "context": "batch", "lr_action": 1e-4,
         },
+        "match": {"net": "attention", "keep": "none", "neighbours": 0, "budget": "match", "playing": 1000},
         "ours": {},
     }  # fmt: skip
 
@@ -535,6 +539,10 @@ def _prepare(adapter: Adapter, recipe: SPLAVU, banks: dict[str, Bank]) -> None:
         return
     if recipe.erase == "rest":
         told = [_told(bank) for name, bank in banks.items() if name != "anomaly"]
+        if all(bool((labels == labels[:1]).all()) for _, labels in told):
+            raise VeilError(
+                "the training videos of the features for action all have the same label: there is nothing that tells them apart."
+            )
         adapter.eraser = telling(
             [((x - adapter.mean) / adapter.scale, labels) for x, labels in told], recipe.keep
         )
@@ -542,7 +550,7 @@ def _prepare(adapter: Adapter, recipe: SPLAVU, banks: dict[str, Bank]) -> None:
     x, concept = ((train.clips - adapter.mean) / adapter.scale)[train.mask], _concept(recipe, train)
     if recipe.erase == "looks":
         stills = (concept - adapter.mean) / adapter.scale
-        adapter.eraser = moving(x, stills, recipe.keep or max(1, train.dim // 8))
+        adapter.eraser = moving(x, stills, min(train.dim, recipe.keep or max(1, train.dim // 8)))
     else:
         adapter.eraser = leace(x, concept, recipe.rank)
 
