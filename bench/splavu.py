@@ -17,7 +17,7 @@ import json
 import multiprocessing
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,9 @@ from safetensors.torch import load_file, save_file
 import audit  # before the others: it does without PyAV where there is none
 from veil import config
 from veil.audit import latents
-from veil.core import Frames
 from veil.data import Dataset, Sample, read
 from veil.data.features import Bank, extract
-from veil.data.synthetic import render_samples
+from veil.data.synthetic import painted_on
 from veil.fit import fit
 from veil.methods.adapter import Adapter, anonymized
 from veil.methods.splavu import SPLAVU, trained_on
@@ -122,12 +121,7 @@ ROWS: dict[str, Row] = {
 def world(kind: str, size: int, given: argparse.Namespace) -> Dataset:
     """The synthetic world, painted on the device."""
     count, device = TINY[kind] if given.tiny else KINDS[kind][0], given.device
-    made = read("synthetic", None, kind=kind, count=count, size=size)
-
-    def batch(samples: Sequence[Sample]) -> Sequence[Frames]:
-        return list(render_samples(samples, device, size=size).cpu().numpy())
-
-    return replace(made, batch=batch)
+    return painted_on(read("synthetic", None, kind=kind, count=count, size=size), device, size=size)
 
 
 def dataset_of(name: str, given: argparse.Namespace, count: int | None = None) -> Dataset:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -66,6 +67,7 @@ __all__ = [
     "Kind",
     "Truth",
     "World",
+    "painted_on",
     "read",
     "render_samples",
     "show",
@@ -158,8 +160,13 @@ def _frames(sample: Sample, *, size: int) -> Frames:
     return render_samples([sample], size=size)[0].numpy()
 
 
-def _batch(samples: Sequence[Sample], *, size: int) -> Iterator[Frames]:
-    yield from render_samples(samples, size=size).numpy()
+def _batch(samples: Sequence[Sample], *, size: int, device: torch.device | str = "cpu") -> Iterator[Frames]:
+    yield from render_samples(samples, device, size=size).cpu().numpy()
+
+
+def painted_on(dataset: Dataset, device: torch.device | str, *, size: int) -> Dataset:
+    """The same videos of this world, painted on a device where many are asked for at once."""
+    return replace(dataset, batch=functools.partial(_batch, size=size, device=device))
 
 
 def render_samples(

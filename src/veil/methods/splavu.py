@@ -50,6 +50,7 @@ from veil import config
 from veil.core import VeilError
 from veil.data import read as read_data
 from veil.data.features import Bank, extract
+from veil.data.synthetic import painted_on
 from veil.fit import Game, Move, Series, Setup, Terms
 from veil.losses import capped, nt_xent, uninformative
 from veil.methods.adapter import Adapter, Context
@@ -89,8 +90,12 @@ class Source:
             return Store.open(self.store).bank()
         assert self.data is not None
         made = encoders.make(encoder, weights, device)
-        options = {"size": made.size} if self.data == "synthetic" else {}
-        dataset = read_data(self.data, self.root, **{**options, **self.options})
+        if self.data == "synthetic":
+            size = int(self.options.get("size", made.size))
+            dataset = read_data(self.data, self.root, **{**self.options, "size": size})
+            dataset = painted_on(dataset, device, size=size)
+        else:
+            dataset = read_data(self.data, self.root, **self.options)
         return extract(dataset, made, stride=self.stride, device=device)
 
 
