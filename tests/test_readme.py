@@ -105,12 +105,10 @@ def test_commands_for_features(home):
     pytest.importorskip("lance")
     less = (
         "detection=none",
-        "anomaly=none",
         "action.options.count=24",
+        "neighbours=4",
         "warming=1",
-        "playing=2",
         "batch=8",
-        "pairs=8",
     )
     for command in FEATURES:
         words = shlex.split(command)[1:]

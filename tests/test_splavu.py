@@ -372,6 +372,11 @@ def test_data_that_does_not_do_is_refused():
         Adapter(15, heads=2)
     with pytest.raises(VeilError, match="static clips"):
         Batches(recipe(), {"action": replace(bank, stills=bank.stills[:, :1])}, CPU)
+    with pytest.raises(VeilError, match="36 clips cannot stand for others 99 at a time"):
+        Batches(recipe(neighbours=99), {"action": bank}, CPU)
+    with pytest.raises(VeilError, match="nothing that tells them apart"):
+        alike = bank.take([i for i, s in enumerate(bank.samples) if s.action == 0])
+        trained_on(recipe(), {"action": alike}, CPU)
     with pytest.raises(VeilError, match="both kinds"):
         only = bank.take([i for i, s in enumerate(bank.samples) if s.action == 0])
         Batches(recipe(anomaly=HERE), {"action": bank, "anomaly": only}, CPU)

@@ -150,10 +150,7 @@ class Adapter(nn.Module):
     def remember(self, bank: Bank) -> None:
         """From now on, clips of these videos stand for others."""
         x = self.standard((bank.clips - self.mean) / self.scale, bank.mask)[bank.mask]
-        if len(x) <= self.neighbours:
-            raise VeilError(
-                f"{len(x)} clips cannot stand for others {self.neighbours} at a time: lower neighbours, or train on more videos."
-            )
+        check_others(len(x), self.neighbours)
         spread, vectors = torch.linalg.eigh((x - x.mean(0)).double().T.cov())
         there = spread > 1e-6 * spread[-1]
         self.whiten = (vectors[:, there] / spread[there].sqrt()).to(x)
@@ -187,6 +184,14 @@ class Adapter(nn.Module):
         for layer in self.layers:
             x = layer(x, mask)
         return x.reshape(videos, number, dim)
+
+
+def check_others(clips: int, neighbours: int) -> None:
+    """Refuse so few clips that they cannot stand for one another."""
+    if clips <= neighbours:
+        raise VeilError(
+            f"{clips} clips cannot stand for others {neighbours} at a time: lower neighbours, or train on more videos."
+        )
 
 
 def anonymized(adapter: Adapter, bank: Bank) -> Bank:

@@ -53,7 +53,7 @@ from veil.data.features import Bank, extract
 from veil.data.synthetic import painted_on
 from veil.fit import Game, Move, Series, Setup, Terms
 from veil.losses import capped, nt_xent, uninformative
-from veil.methods.adapter import Adapter, Context
+from veil.methods.adapter import Adapter, Context, check_others
 from veil.methods.erase import leace, moving, telling
 from veil.nn import encoders
 from veil.recipe import STRICT, Training
@@ -255,6 +255,7 @@ class Batches:
             if not len(bank):
                 raise VeilError(f"the features for {name} have no training videos: check their splits.")
         self.action = self.banks["action"]
+        check_others(int(self.action.mask.sum()), recipe.neighbours)  # before hours of training, not after
         if recipe.budget != "none" and self.action.stills.shape[1] < 2:
             raise VeilError(
                 f"the features for action have {self.action.stills.shape[1]} static clips a video, and the budget needs two: "
