@@ -3,6 +3,8 @@
 import base64
 import http.client
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -297,6 +299,16 @@ def test_a_method_that_always_fails_ends_it_and_shows_only_cards(tmp_path):
     assert not list(tmp_path.iterdir())  # of nothing there is no file
 
 
+def test_what_a_user_has_to_mend_is_told_at_once():
+    def missing(seen: int) -> bool:
+        raise VeilError("the weights are not on this machine: fetch them.")
+
+    kept, said = Kept(), []
+    with pytest.raises(VeilError, match="fetch them"):
+        play(Script(range(200), gap=0.01), [kept], Marker(fail=missing), say=said.append)
+    assert kept.numbers() == [] and not [words for words in said if "begins anew" in words]
+
+
 def test_a_method_that_hangs_shows_a_card():
     """While frames come in: a picture that stands still would look like the present."""
 
@@ -443,7 +455,7 @@ def test_a_token_is_asked_for():
         ("http://0.0.0.0:8090", {"share": True, "token": "short"}, "soon guessed"),
         ("http://127.0.0.1:99999", {}, "is no address"),
         ("rtsp://198.51.100.7/x", {}, "is another machine"),
-        ("rtsp://127.0.0.1:9/x", {}, "takes no video"),
+        ("rtsp://me:secret@127.0.0.1:9/x?k=v", {}, "^rtsp://127.0.0.1:9/x takes no video"),
         ("ftp://127.0.0.1/x", {}, "is no place to show it"),
         ("out.txt", {}, "cannot hold"),
     ],
@@ -462,6 +474,66 @@ def test_without_a_screen_a_window_is_one_sentence(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(VeilError, match="there is no screen"):
         open_outlet("window", INFO, share=False, token=None, overwrite=False)
+
+
+def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Without a screen, or with a wrong one, OpenCV may end the whole program: not this one."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={name: value for name, value in os.environ.items() if name != "WAYLAND_DISPLAY"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+OPENED = """
+from fractions import Fraction
+import cv2, numpy as np
+from veil.core import VeilError
+from veil.outlets import Window
+from veil.video import VideoInfo
+try:
+    window = Window(VideoInfo(64, 48, Fraction(30), time_base=Fraction(1, 30)))
+except VeilError as error:
+    raise SystemExit(str(error))
+"""
+
+
+def test_with_a_screen_that_does_not_answer_a_window_is_one_sentence():
+    if sys.platform in ("darwin", "win32"):
+        pytest.skip("there is always a screen")
+    ended = in_a_process(OPENED, DISPLAY=":987")
+    assert ended.returncode == 1 and ended.stderr.startswith("there is no screen")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_window_that_is_closed_ends_it_and_is_not_opened_again():
+    if not (xvfb := shutil.which("Xvfb")):
+        pytest.skip("there is no Xvfb to open a window in")
+    screen = subprocess.Popen(
+        [xvfb, "-displayfd", "1", "-screen", "0", "320x240x24"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert screen.stdout is not None
+        ended = in_a_process(
+            OPENED
+            + """
+frame = np.full((48, 64, 3), 200, np.uint8)
+print(window.idle(), window.show(frame, 0, card=False), window.idle())
+cv2.destroyWindow(window.NAME)  # as its cross does
+print(window.idle(), window.show(frame, 1, card=False), window._visible())
+window.close()
+""",
+            DISPLAY=f":{screen.stdout.readline().strip()}",
+        )
+    finally:
+        screen.terminate()
+        screen.wait(10)
+    assert ended.stdout.splitlines() == ["True True True", "False False False"] and not ended.stderr
 
 
 def test_a_port_that_is_taken_is_one_sentence():

@@ -714,6 +714,23 @@ def test_garbage_and_what_one_points_at_on_a_phone(visit, tmp_path):
 
 
 @pytest.mark.slow
+def test_how_far_a_step_of_an_audit_is_is_not_said_of_the_audit(visit):
+    page = visit()
+
+    def shown(**told):
+        job = {"state": "running", "task": "audit", "words": "anonymizing", "left": None} | told
+        page.evaluate("(job) => progress(job, 'audit-words', 'audit-left', 'audit-bar')", job)
+        return page.text_content("#audit-left"), page.evaluate("$('audit-bar').position")
+
+    assert shown(done=3, total=12, left=20.0) == ("This step: 25 %, about 20 seconds left", 0.25)
+    assert shown(done=3, total=12, left=20.0, task="anonymize")[0] == "25 %, about 20 seconds left"
+    assert shown(done=0, total=1) == (
+        "",
+        -1,
+    )  # one piece: the bar says that it works, not that it stands at nothing
+
+
+@pytest.mark.slow
 def test_two_visitors_one_of_whom_cancels(visit, server, tmp_path):
     long, short = clip(tmp_path / "long.mp4", 60), clip(tmp_path / "short.mp4")
     first, second = visit(), visit()

@@ -413,7 +413,8 @@ class _Worker(threading.Thread):
                 self.lost += len(waiting)
                 self._stage.fail()
                 failures = 1 if given else failures + 1
-                if failures >= RETRIES:
+                # What a user has to mend, such as weights that are not here, is told at once.
+                if failures >= RETRIES or (isinstance(error, VeilError) and not given):
                     self.error = _told(error)
                     break
                 self.restarts += 1

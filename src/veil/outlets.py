@@ -10,6 +10,7 @@ import hmac
 import ipaddress
 import os
 import socket
+import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -35,6 +36,7 @@ VIEWERS = 8  # of one page at once
 PATIENCE = 10.0  # seconds that a viewer or a server may be silent
 SHORTEST = 8  # characters of a token
 QUALITY = 85  # of JPEG
+LARGEST = 1280, 720  # pixels of a window when it opens; it can be made larger
 
 
 class Outlet(Protocol):
@@ -63,7 +65,7 @@ def open_outlet(place: str, info: VideoInfo, *, share: bool, token: str | None, 
     Without `share`, nothing is shown to other machines; with it, who wants to see it must give a token.
     """
     if place == "window":
-        return Window()
+        return Window(info)
     scheme, found, _ = place.partition("://")
     if not found:
         return File(Path(place), info, overwrite=overwrite)
@@ -121,28 +123,40 @@ class Window:
 
     NAME = "Veil"
 
-    def __init__(self) -> None:
-        screen = sys.platform in ("darwin", "win32") or any(
-            os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
-        )
+    def __init__(self, info: VideoInfo) -> None:
+        os.environ.setdefault(
+            "QT_LOGGING_RULES", "default.warning=false"
+        )  # it misses fonts that nothing needs
         try:
-            if not screen:  # asked before: without one, OpenCV ends the whole program
+            if not _screen():
                 raise VeilError("")
-            cv2.namedWindow(self.NAME, cv2.WINDOW_NORMAL)
+            cv2.namedWindow(self.NAME, cv2.WINDOW_NORMAL | cv2.WINDOW_GUI_NORMAL)
+            scale = min(1.0, LARGEST[0] / info.width, LARGEST[1] / info.height)
+            cv2.resizeWindow(self.NAME, max(1, round(info.width * scale)), max(1, round(info.height * scale)))
         except (VeilError, cv2.error) as error:
             raise VeilError(
                 f"there is no screen for a window here: show it with --to http://127.0.0.1:{PORT}, or in a file."
             ) from error
+        self._open = True
 
     def show(self, frame: Frames, tick: int, *, card: bool) -> bool:
         """See `Outlet`."""
-        cv2.imshow(self.NAME, frame[..., ::-1])
+        if self._open:  # or OpenCV would open another
+            cv2.imshow(self.NAME, frame[..., ::-1])
         return self.idle()
 
     def idle(self) -> bool:
         """See `Outlet`."""
-        pressed = cv2.waitKey(1) & 0xFF
-        return pressed not in (27, ord("q")) and cv2.getWindowProperty(self.NAME, cv2.WND_PROP_VISIBLE) >= 1
+        if self._open:
+            pressed = cv2.waitKey(1) & 0xFF
+            self._open = pressed not in (27, ord("q")) and self._visible()
+        return self._open
+
+    def _visible(self) -> bool:
+        try:
+            return cv2.getWindowProperty(self.NAME, cv2.WND_PROP_VISIBLE) >= 1
+        except cv2.error:  # what Qt says of a window that its cross has closed
+            return False
 
     def words(self) -> str:
         """See `Outlet`."""
@@ -152,6 +166,26 @@ class Window:
         """See `Outlet`."""
         with suppress(cv2.error):
             cv2.destroyWindow(self.NAME)
+
+
+def _screen() -> bool:
+    """Whether a window can be opened here.
+
+    Another process tries it where that may fail: at a screen that does not answer, or without a library of it, Qt ends the
+    whole program.
+    """
+    if sys.platform in ("darwin", "win32"):
+        return True
+    if not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
+        return False
+    attempt = [sys.executable, "-c", "import cv2; cv2.namedWindow('Veil')"]
+    try:
+        tried = subprocess.run(
+            attempt, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=3 * PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return tried.returncode == 0
 
 
 class File:
@@ -370,7 +404,10 @@ class Push:
     """H.264 to an RTSP server, which shows it to others; Veil is none itself."""
 
     def __init__(self, url: str, info: VideoInfo) -> None:
-        self._name = urlsplit(url)._replace(netloc=_address(url, 554)[0], query="").geturl()
+        parts = urlsplit(url)
+        self._name = parts._replace(
+            netloc=parts.netloc.rpartition("@")[2], query=""
+        ).geturl()  # without a password
         self._size = info.width - info.width % 2, info.height - info.height % 2
         if "rtsp" not in av.formats_available or "libx264" not in av.codecs_available:
             raise VeilError("this build of PyAV cannot send RTSP: show it with --to http://127.0.0.1:8090.")

@@ -404,9 +404,10 @@ function progress(job, words, left, bar) {
     return;
   }
   $(words).textContent = job.words === "loading" || !job.words ? "Getting ready…" : sentence(job.words);
-  if (job.total) {
+  if (job.total > 1) {  // of one piece, nothing is known until it is done
     element.value = job.done / job.total;
-    const share = `${Math.round((100 * job.done) / job.total)} %`;
+    // An audit has several steps, and how long the next ones take is not known.
+    const share = `${job.task === "audit" ? "This step: " : ""}${Math.round((100 * job.done) / job.total)} %`;
     $(left).textContent = job.left === null ? share : `${share}, ${span(job.left)} left`;
   } else {
     element.removeAttribute("value");
