@@ -273,10 +273,34 @@ def test_a_job_that_takes_too_long_is_stopped(jobs):
     assert job.state == "failed" and "longer than 240 minutes" in job.error and not job.folder.exists()
 
 
-def test_time_left(jobs):
-    job = Job("i", "a", {}, Path(), "video", state="running", done=10, total=100, first=0, moved=100.0)
-    assert job.left(105.0) == pytest.approx(45.0)
-    assert Job("i", "a", {}, Path(), "video", state="running", done=10, total=None).left() is None
+def test_time_left():
+    def left(done: int, total: int | None, latest: float, now: float) -> float | None:
+        job = Job(
+            "i", "a", {}, Path(), "audit", state="running", done=done, total=total, moved=100, latest=latest
+        )
+        return job.left(now)
+
+    assert left(10, 100, 105, 105) == pytest.approx(45)
+    assert left(10, 100, 105, 105.25) == pytest.approx(44.75)
+    assert left(2, 7, 140, 150) == pytest.approx(90)  # 20 seconds each, and half of one is over
+    assert left(2, 7, 140, 300) == pytest.approx(80)  # a slow one: it does not grow
+    assert left(6, 7, 220, 300) is None  # and the last is not said to be over
+    assert left(1, 7, 140, 140) is None and left(10, None, 105, 105) is None and left(7, 7, 240, 240) is None
+
+
+def test_time_left_is_counted_from_the_last_piece(jobs):
+    job = Job("i", "a", {}, Path(), "audit", state="running")
+
+    def hear(done: int, words: str) -> float:
+        jobs._hear(job, json.dumps({"done": done, "total": 9, "words": words}))
+        return job.latest
+
+    for done, words in ((0, "reading"), (9, "reading"), (0, "training")):
+        hear(done, words)
+    piece = hear(1, "training")
+    assert hear(1, "training") == piece and job.left() is None  # told again, but no further
+    assert hear(3, "training") > piece
+    assert job.left(job.latest) == pytest.approx(2 * (job.latest - job.moved))
 
 
 def test_a_job_ends_with_its_server():

@@ -1108,6 +1108,16 @@ def test_a_silent_stream_can_be_stopped(tmp_path: Path, camera: bytes, monkeypat
     assert len(seen(tmp_path / "out.mp4")) == count
 
 
+def test_a_frame_of_a_stream_does_not_wait_for_the_next(camera: bytes, monkeypatch) -> None:
+    monkeypatch.setattr(vv, "_PATIENCE", 2.0)
+    with stream(camera, hang=True) as url:
+        source = open_source(url)
+        begin = time.monotonic()
+        late = [time.monotonic() - begin > 1.5 for _ in source.windows()]
+        source.close()
+    assert len(late) == 60 and sum(late) <= 2  # those whose end libav cannot know
+
+
 def test_a_stream_that_falls_silent_has_ended(camera: bytes, monkeypatch) -> None:
     monkeypatch.setattr(vv, "_PATIENCE", 0.5)
     with stream(camera, hang=True) as url:

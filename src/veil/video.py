@@ -436,6 +436,9 @@ class _VideoSource:
                 frames, times = np.empty_like(frames), []
             frames[len(times)] = self._paint(frame)
             times.append(Time(pts, max(1, round(frame.duration * self._ticks or self._step))))
+            if self.live:  # it is not kept until the next one comes, which may be never
+                yield Window(frames, times)
+                frames, times = np.empty_like(frames), []
         if times:
             if "mp4" in self._container.format.name and self._stream.duration and not self.lost:
                 end = (self._stream.start_time or 0) + self._stream.duration - self._zero

@@ -61,6 +61,7 @@ class Job:
     begun: float = 0.0
     moved: float = 0.0  # when the first progress was told
     first: int = 0  # how much was done then
+    latest: float = 0.0  # when the last piece was done
     ended: float = 0.0
     process: subprocess.Popen[str] | None = None
     over: threading.Event = field(default_factory=threading.Event)
@@ -73,9 +74,12 @@ class Job:
     def left(self, now: float | None = None) -> float | None:
         """About how many seconds it will take still; None where that cannot be known."""
         now = time.monotonic() if now is None else now
-        if self.state != "running" or not self.total or self.done <= self.first:
-            return None
-        return (now - self.moved) / (self.done - self.first) * max(0, self.total - self.done)
+        if self.state != "running" or not self.total or self.done < self.first + 2:
+            return None  # of large pieces, worked on side by side, the first comes late
+        each, pieces = (self.latest - self.moved) / (self.done - self.first), self.total - self.done
+        # While a piece takes longer than the others did, the time stands still: it does not grow.
+        left = max(each * pieces - (now - self.latest), each * (pieces - 1))
+        return left if left > 0 else None
 
 
 class Jobs:
@@ -253,6 +257,8 @@ class Jobs:
                 done, total = int(told["done"]), told.get("total")
                 if not job.moved or told.get("words", "") != job.words:
                     job.moved, job.first = time.monotonic(), done
+                if done != job.done:
+                    job.latest = time.monotonic()
                 job.done, job.total, job.words = done, total, str(told.get("words", ""))
             return job.over.is_set()
 

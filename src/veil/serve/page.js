@@ -411,7 +411,7 @@ function progress(job, words, left, bar) {
     $(left).textContent = job.left === null ? share : `${share}, ${span(job.left)} left`;
   } else {
     element.removeAttribute("value");
-    $(left).textContent = job.done ? `${job.done} frames` : "";
+    $(left).textContent = job.done && !job.total ? `${job.done} frames` : "";
   }
 }
 
