@@ -107,6 +107,11 @@ ROWS: dict[str, Row] = {
     "paper, action and detection": Row("paper", tasks=("action", "detection")),
     "paper, action and anomaly": Row("paper", tasks=("action", "anomaly")),
     "paper, action only, without consistency": Row("paper", {"consistency": 0.0}, tasks=("action",)),
+    **{
+        f"paper, action only, consistency {w}": Row("paper", {"consistency": float(w)}, tasks=("action",))
+        for w in (1, 1000, 10)
+    },
+    **{f"paper, action only, {n} heads": Row("paper", {"heads": n}, tasks=("action",)) for n in (4, 16)},
     **{f"paper, budget {w}": Row("paper", {"budget_weight": float(w)}) for w in (10, 100)},
     "paper, MLP": Row("paper", {"net": "mlp"}),
     "paper, 1 layer": Row("paper", {"layers": 1}),
