@@ -247,6 +247,8 @@ def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: a
     )
     print(f"    {name}: trained in {spent:.0f} s, judged in {time.monotonic() - began:.0f} s", flush=True)
     result = replace(result, settings={**result.settings, "training seconds": round(spent, 1)})
+    if "weights" in result.params:  # no folder of this machine
+        result = replace(result, params={**result.params, "weights": "RUN/weights.safetensors"})
     for found in result.rows:
         print(
             f"    {name:30s} {found.target:10s} {found.by:20s} {found.knows:9s} {found.value:.3f}", flush=True

@@ -6,8 +6,9 @@
     python bench/splavu.py cost                          training and anonymizing at the paper's sizes
 
 `banks` makes features with the built-in encoder; of UTD-MHAD, also with a network that was trained for its actions; and with one that was
-trained for the actions of biased videos, features of these and of even ones. A row of the table is an adapter that is trained on the training videos, judged as `veil.audit.latents` says: what is useful and what is private is
-learned anew from what it leaves, chosen on validation videos and scored on test videos. Files that are there are not made again.
+trained for the actions of biased videos, features of these and of even ones. A row of the table is an adapter that is made of the training
+videos, judged as `veil.audit.latents` says: what is useful and what is private is learned anew from what it leaves, chosen on validation
+videos and scored on test videos. Files that are there are not made again.
 """
 
 from __future__ import annotations

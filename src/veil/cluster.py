@@ -159,9 +159,8 @@ def join(address: str, workers: int | None = None) -> tuple[Any, bool]:
             "object_store_memory": _STORE,
         }
     try:
-        with (
-            warnings.catch_warnings()
-        ):  # of libraries that a fork would break: Ray's processes are replaced at once
+        with warnings.catch_warnings():
+            # Of libraries that a fork would break: Ray's processes are replaced at once.
             warnings.filterwarnings("ignore", message=".*not fork-safe")
             ray.init(address=address, **how)
     except (OSError, RuntimeError, ValueError) as error:

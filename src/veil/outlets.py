@@ -124,9 +124,7 @@ class Window:
     NAME = "Veil"
 
     def __init__(self, info: VideoInfo) -> None:
-        os.environ.setdefault(
-            "QT_LOGGING_RULES", "default.warning=false"
-        )  # it misses fonts that nothing needs
+        os.environ.setdefault("QT_LOGGING_RULES", "default.warning=false")  # of fonts that nothing needs
         try:
             if not _screen():
                 raise VeilError("")
@@ -405,9 +403,8 @@ class Push:
 
     def __init__(self, url: str, info: VideoInfo) -> None:
         parts = urlsplit(url)
-        self._name = parts._replace(
-            netloc=parts.netloc.rpartition("@")[2], query=""
-        ).geturl()  # without a password
+        host = parts.netloc.rpartition("@")[2]  # without a password
+        self._name = parts._replace(netloc=host, query="").geturl()
         self._size = info.width - info.width % 2, info.height - info.height % 2
         if "rtsp" not in av.formats_available or "libx264" not in av.codecs_available:
             raise VeilError("this build of PyAV cannot send RTSP: show it with --to http://127.0.0.1:8090.")
