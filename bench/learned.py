@@ -3,9 +3,9 @@
     python bench/learned.py table DATA -o docs/results/rows [--only spact,bdq] [--seeds 0,1,2] [--seconds 500]
     python bench/learned.py list
 
-A protocol may be `utd-mhad`, `ucf-sports-utkface`, and the first with -unseen (use and attackers learn from videos that the
-method was not trained with), -novel (half of the actions train the method, the other half is judged) or -others
-(other networks than the table's). DATA is as in bench/audit.py, whose rows these stand beside: one file for each protocol, row and seed; files that are
+A protocol may be `utd-mhad`, `ucf-sports-utkface`, either with -novel (half of the actions, or of the attributes, train the method,
+the other half is judged), and the first with -unseen (use and attackers learn from videos that the method was not trained with)
+or -others (other networks than the table's). DATA is as in bench/audit.py, whose rows these stand beside: one file for each protocol, row and seed; files that are
 there are not made again, so that the table can be made in several sittings. The seed is that of the training and of the
 attackers. `python bench/learned_report.py docs/results/rows -o docs/results/learned.md` makes the tables and the plot of them,
 `python bench/audit.py merge docs/results/rows -o PAGES` one page of all.
@@ -37,6 +37,7 @@ from veil.audit.result import save
 from veil.audit.suites import Suite
 from veil.core import Anonymizer, Frames, Veiled
 from veil.data import Dataset
+from veil.data.attributes import UTK_RACES
 from veil.methods import learned, stage
 from veil.methods.learned import Learned
 from veil.train import train
@@ -91,7 +92,7 @@ ROWS: dict[str, Row] = {
 }
 # After a protocol's name:
 UNSEEN = "-unseen"  # use and attackers learn from videos that the method was not trained with
-NOVEL = "-novel"  # the method learns from the first half of the actions, use and attackers from the other
+NOVEL = "-novel"  # the method learns from half of the actions or attributes, use and attackers from the other
 OTHERS = "-others"  # other networks than those of the table
 KINDS = (UNSEEN, NOVEL, OTHERS)
 
@@ -123,6 +124,10 @@ OTHER_ATTACKERS = (
     *(Recognizer(net, "frames") for net in ("resnet50", "resnet101", "vit_b_16")),
     Recognizer("r3d_18", "clips"),
 )
+OTHER_EFFORTS = {  # large networks, from the beginning: slower, and once
+    "frames": replace(SUITE.efforts["frames"], steps=800, rounds=1, lr=3e-4),
+    "clips": replace(SUITE.efforts["r3d_18 on clips"], steps=1000, adapting=0.4),
+}
 Task = tuple[str, str, int]  # protocol, row, seed
 
 
@@ -137,19 +142,32 @@ def base_of(protocol: str) -> str:
     )
 
 
-def changed(row: Row, protocol: str, seed: int, known: Sequence[str]) -> list[str]:
-    """What is set in a recipe for one protocol and seed; `known`: the actions of its data."""
+def half(data: Data, judged: bool) -> tuple[str, ...]:
+    """The labels that train the method in the novel protocol, or those that are judged: the other half.
+
+    Of actions the first half trains. Of attributes, gender and age train, and race is judged.
+    """
+    if data.private is None:
+        middle = len(data.use.actions) // 2
+        return data.use.actions[middle:] if judged else data.use.actions[:middle]
+    return tuple(name for name in data.private.attributes if (name in UTK_RACES) == judged)
+
+
+def changed(row: Row, protocol: str, seed: int, data: Data) -> list[str]:
+    """What is set in a recipe for one protocol and seed."""
     at = PREFIX.get(row.recipe, GAMES.get(row.recipe, ""))
     sets = [*row.sets, f"{at}seed={seed}", f'{at}stage.use.root="."']
-    if protocol.startswith("ucf-sports"):
+    novel = json.dumps(half(data, judged=False)) if protocol.endswith(NOVEL) else None
+    if data.private is not None:
+        told = f", attributes={novel}" if novel else ""
         sets += [
             f'{at}stage.use.name="ucf-sports"',
-            f'{at}stage.private={{name="utkface", root="."}}',
+            f'{at}stage.private={{name="utkface", root="."{told}}}',
             f'{at}stage.pairs="views"',
             f"{at}stage.stills=32",
         ]
-    if protocol.endswith(NOVEL):
-        sets.append(f"{at}stage.use.actions={json.dumps(list(known[: len(known) // 2]))}")
+    elif novel:
+        sets.append(f"{at}stage.use.actions={novel}")
     return sets
 
 
@@ -202,7 +220,7 @@ def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: a
         row = ROWS[name]
         base = base_of(protocol)
         run = given.runs / Path(file_name(base, name, seed)).stem
-        sets = changed(row, base, seed, data.use.actions)
+        sets = changed(row, base, seed, data)
         began = time.monotonic()
         mine = run.with_name(f"{run.name}.mine")  # one for each seed
         try:
@@ -224,7 +242,7 @@ def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: a
             spent = time.monotonic() - began
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
         anonymizer = Learned(str(run / "weights.safetensors"), given.device)
-        told = [text for text in sets if "root" not in text]
+        told = [text.replace('root="."', 'root="DATA/utkface"') for text in sets if "use.root" not in text]
         command = f"veil train recipes/{row.recipe}.toml -o RUN " + " ".join(f"--set '{t}'" for t in told)
     if name != "raw":
         while not (given.output / file_name(protocol, "raw", seed)).exists():
@@ -236,7 +254,7 @@ def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: a
         }
         suite = replace(suite, efforts=suite.efforts | fewer)
     if protocol.endswith(OTHERS):
-        suite = replace(suite, uses=OTHER_USES, attackers=OTHER_ATTACKERS)
+        suite = replace(suite, uses=OTHER_USES, attackers=OTHER_ATTACKERS, efforts=OTHER_EFFORTS)
     if seed > 0 or protocol.endswith(KINDS) or (name in ROWS and not ROWS[name].main):
         suite = replace(suite, knows=("raw", "adapted"))
     began = time.monotonic()
@@ -286,11 +304,12 @@ def table(given: argparse.Namespace) -> None:
         if name in given.protocols.split(",")
     }
     for name in [name for name in given.protocols.split(",") if name.endswith(KINDS)]:
-        use = data[name.rpartition("-")[0]].use
+        base = data[name.rpartition("-")[0]]
         if name.endswith(NOVEL):
-            data[name] = Data(use, actions=use.actions[len(use.actions) // 2 :])
+            labels = half(base, judged=True)
+            data[name] = replace(base, **{"attributes" if base.private else "actions": labels})
         else:
-            data[name] = Data(swapped(use) if name.endswith(UNSEEN) else use)
+            data[name] = Data(swapped(base.use) if name.endswith(UNSEEN) else base.use)
     print(f"decoded in {time.monotonic() - given.begun:.1f} s", flush=True)
     seeds = [int(seed) for seed in given.seeds.split(",")]
     only = given.only.split(";") if given.only else None
