@@ -125,8 +125,8 @@ OTHER_ATTACKERS = (
     Recognizer("r3d_18", "clips"),
 )
 OTHER_EFFORTS = {  # large networks, from the beginning: slower, and once
-    "frames": replace(SUITE.efforts["frames"], steps=800, rounds=1, lr=3e-4),
-    "clips": replace(SUITE.efforts["r3d_18 on clips"], steps=1000, adapting=0.4),
+    "frames": replace(SUITE.efforts["frames"], steps=600, rounds=1, lr=3e-4),
+    "clips": replace(SUITE.efforts["r3d_18 on clips"], steps=800, adapting=0.4),
 }
 Task = tuple[str, str, int]  # protocol, row, seed
 
@@ -261,7 +261,14 @@ def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: a
     if given.tiny:
         suite = audit.tiny(suite)
     (result,) = judge(
-        {name: anonymizer}, data, suite, seeds=[seed], device=given.device, keep=given.keep, command=command
+        {name: anonymizer},
+        data,
+        suite,
+        seeds=[seed],
+        device=given.device,
+        jobs=len(suite.uses + suite.attackers) if protocol.endswith(OTHERS) else 1,  # each is slow by itself
+        keep=given.keep,
+        command=command,
     )
     print(f"    {name}: trained in {spent:.0f} s, judged in {time.monotonic() - began:.0f} s", flush=True)
     result = replace(result, settings={**result.settings, "training seconds": round(spent, 1)})
