@@ -90,6 +90,7 @@ TITLES = {
     "ucf-sports-utkface": "UCF Sports, UTKFace",
     "utd-mhad-unseen": "UTD-MHAD, unseen",
     "utd-mhad-novel": "UTD-MHAD, novel actions",
+    "ucf-sports-utkface-novel": "UCF Sports, UTKFace, novel attributes",
     "utd-mhad-others": "UTD-MHAD, other networks",
 }
 
