@@ -68,6 +68,7 @@ ROWS: dict[str, Row] = {
     "noisy features": Row("noisy", main=True),
     "Everyone": Row("everyone", main=True),
     "Everyone, not snapped": Row("everyone", ("snap=false",)),
+    "Everyone, 8 moments": Row("everyone", ("moments=8",)),
     "Everyone, by distance alone": Row("everyone", ("tell=0",)),
     "Everyone, cells of 16": Row("everyone", ("cell=16",)),
     **{f"penalty B {b}": Row("penalty", (f"bound={b}",)) for b in (0.3, 0.7, 0.9)},

@@ -10,7 +10,9 @@ from veil.methods.everyone import PHASES, Everyone, EveryoneRecipe, Means, halve
 from veil.methods.stage import Source, Stage, Staged
 from veil.nn.onnx import session
 
-STAGE = Stage(use=Source(options={"count": 60}), size=32, length=8, skip=1, batch=6, augment="none")
+STAGE = Stage(
+    use=Source(name="synthetic", options={"count": 60}), size=32, length=8, skip=1, batch=6, augment="none"
+)
 pytestmark = pytest.mark.usefixtures("drawn_once")
 
 
@@ -93,6 +95,20 @@ def test_what_leaves_is_a_picture_of_everybody():
     with torch.no_grad():
         free = filled(snap=False).shown(torch.rand(4, 16, 8, 8)).flatten(0, 1).flatten(1)
     assert torch.cdist(free, known).amin(1).max() > 0.1
+
+
+def test_fewer_moments_show_fewer_runs():
+    """Of an action only so many runs can leave, evenly spread over it."""
+    net = filled()
+    net.moments = 2
+    runs = (
+        net._runs(16)[:, [1, 3]] * net.deviation + net.mean
+    )  # of 5 pictures, around the second and the fourth
+    with torch.no_grad():
+        shown = net.shown(torch.rand(64, 16, 8, 8))
+    far = torch.cdist(shown.flatten(1), runs.clamp(0, 1).flatten(0, 1).flatten(1))
+    assert far.amin(1).max() < 1e-2  # rounding of the products
+    assert far.argmin(1).unique().numel() > 1
 
 
 def test_pictures_are_loaded_however_many_there_are():

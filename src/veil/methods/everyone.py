@@ -7,10 +7,10 @@ and V_a the training videos of that action::
     m_a(φ) = mean over x' ∈ V_a of r(x')(φ)                    a picture of everybody
     d_b(ψ) = mean over the frames k of |G(x)_k − m_b(ψ + kΔ)|²         G sees 16 frames of x, not a and not φ
     G  ←  descend |G(x)(φ) − m_a(φ)|² + w · CE(softmax_b of log Σ_ψ exp(−d_b(ψ) / τ), a)
-    A(x) = m_b(ψ + kΔ) of the b and ψ for which d_b(ψ) is least        of eight frames at once
+    A(x) = m_b(ψ + kΔ) of the b and ψ ∈ Ψ for which d_b(ψ) is least    of eight frames at once
 
 What leaves is never drawn from the person: it is one of the pictures of everybody, of which there are some hundreds, for
-every eight frames one b and one ψ. All that can tell who it is, is what they do and when. (G's own drawing, which is close to
+every eight frames one b and one ψ of `moments`, evenly spread. All that can tell who it is, is what they do and when. (G's own drawing, which is close to
 m_a(φ) but not equal, would not do: networks that attack it find little, but a kernel machine finds faint traces of
 nearly everybody; `snap = false` is that.) G sees means over cells half as large, and what changed in them since the frame
 before, of people moved, scaled and weakened or strengthened at random.
@@ -55,11 +55,11 @@ class Everyone(nn.Module):
     pace: Tensor  # pictures from one frame to the next
     pictures: Tensor  # (actions, phases, h, w), in deviations from the mean
 
-    def __init__(self, cell: int = 8, width: int = 32, snap: bool = True) -> None:
+    def __init__(self, cell: int = 8, width: int = 32, snap: bool = True, moments: int = PHASES) -> None:
         if cell < 2 or cell % 2:
             raise VeilError(f"a cell is an even number of pixels wide: cell={cell}.")
         super().__init__()
-        self.cell, self.snap, w = cell, snap, width
+        self.cell, self.snap, self.moments, w = cell, snap, moments, width
         for name in ("mean", "deviation", "change", "pace"):
             self.register_buffer(name, torch.ones(()))
         self.register_buffer("pictures", torch.zeros(1, 1, 1, 1))
@@ -83,8 +83,10 @@ class Everyone(nn.Module):
         """What leaves, ``(B, T, h, w)`` cells in [0, 1], of half-cells ``(B, T, 2h, 2w)``."""
         drawn = self.draw(self.seen(light))
         if self.snap:
-            far = self.far(drawn).flatten(1)  # (B, actions·phases)
-            drawn = self._runs(drawn.shape[1]).flatten(0, 1)[far.argmin(1)]
+            moments = min(self.moments, self.pictures.shape[1])
+            at = (torch.arange(moments, device=drawn.device) + 0.5) * self.pictures.shape[1] / moments
+            far = self.far(drawn)[:, :, at.long()].flatten(1)  # (B, actions·moments)
+            drawn = self._runs(drawn.shape[1])[:, at.long()].flatten(0, 1)[far.argmin(1)]
         return (drawn * self.deviation + self.mean).clamp(0, 1)
 
     def far(self, drawn: Tensor) -> Tensor:
@@ -276,6 +278,9 @@ class EveryoneRecipe:
     cell: Annotated[int, Field(ge=2, le=64)] = 8  # pixels
     width: Annotated[int, Field(ge=8, le=128)] = 32
     snap: bool = True  # false, to compare with: what leaves is G's own drawing
+    moments: Annotated[int, Field(ge=1, le=PHASES)] = (
+        PHASES  # of an action, from which eight frames may be shown
+    )
     tell: Annotated[float, Field(ge=0)] = 0.02  # w
     sharp: Annotated[float, Field(gt=0)] = 0.01  # τ
     steps: Annotated[int, Field(ge=2)] = 2500
@@ -292,13 +297,13 @@ class EveryoneRecipe:
 
     def network(self) -> nn.Module:
         """A fresh anonymizer."""
-        return Everyone(self.cell, self.width, self.snap)
+        return Everyone(self.cell, self.width, self.snap, self.moments)
 
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
         torch.manual_seed(self.seed)
         means = Means(self, Staged(self.stage, device, self.seed))
-        net = Everyone(self.cell, self.width, self.snap).to(device)
+        net = Everyone(self.cell, self.width, self.snap, self.moments).to(device)
         net.pictures = means.pictures
         for name in ("mean", "deviation", "change", "pace"):
             getattr(net, name).copy_(getattr(means, name))
