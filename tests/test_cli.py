@@ -371,6 +371,25 @@ def test_a_signal_in_the_middle_leaves_no_output(number, long, tmp_path):
     assert not [name for name in files(tmp_path / "new") if not name.startswith(".veil-")]
     if number != signal.SIGKILL:  # nobody can clean up after that one
         assert files(tmp_path / "new") == [] and "Traceback" not in words
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert words == "veil: interrupted; nothing half-written was left.\n"
+
+
+def test_ctrl_c_in_training_says_how_to_go_on(tmp_path):
+    small = "size = 16\nframes = 2\nlength = 2\nbatch = 2\nsteps = 1000\noptions = { count = 60 }\n"
+    (tmp_path / "recipe.toml").write_text('method = "recognize"\n' + small)
+    process = started("train", "recipe.toml", "-o", "run", "--device", "cpu", cwd=tmp_path)
+    until((tmp_path / "run" / "checkpoints" / "index.json").exists)
+    process.send_signal(signal.SIGINT)
+    _, words = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert words == (
+        "veil: interrupted; nothing half-written was left. The same command with --resume goes on with the run.\n"
+    )
+    assert (
+        not [*(tmp_path / "run").rglob(".veil-*")] and not (tmp_path / "run" / "weights.safetensors").exists()
+    )
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def test_a_part_of_a_table_is_laid_over_its_default(tmp_path):
     assert made.inner == Recipe(5, "unet++", Optim(0.01, (0.2, 0.3)), note="kept")
     assert made.spare == Recipe(2, optim=Optim(clip=None))  # which has no default but that of its own class
     for text, sentence in (
-        ("[inner.optim]\nbeta = 1", "r.toml: there is no 'inner.optim.beta', did you mean 'betas'?"),
+        ("[inner.optim]\nbeta = 1", "r.toml: there is no 'inner.optim.beta' (did you mean 'betas'?)"),
         ("[inner.optim]\nlr = -1", "r.toml: inner.optim.lr = -1 should be greater than 0."),
         ("[spare]\nflip = true", "r.toml: 'spare.epochs' is missing, and it has no default."),
     ):
@@ -141,12 +141,15 @@ def test_a_part_of_a_table_is_laid_over_its_default(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("epochs = 3\nepoch = 4", "r.toml: there is no 'epoch', did you mean 'epochs'?; it has epochs, net,"),
+        (
+            "epochs = 3\nepoch = 4",
+            "r.toml: there is no 'epoch' (did you mean 'epochs'?); it has epochs, net,",
+        ),
         ("epochs = 3\n[optim]\nlearning = 1", "r.toml: there is no 'optim.learning'"),
-        ("epochs = 3\n[optim]\nbeta = 1", "there is no 'optim.beta', did you mean 'betas'?"),
+        ("epochs = 3\n[optim]\nbeta = 1", "there is no 'optim.beta' (did you mean 'betas'?)"),
         (
             "epochs = 3\n[[stages]]\nname = 'a'\nstep = 1",
-            "there is no 'stages.0.step', did you mean 'steps'?",
+            "there is no 'stages.0.step' (did you mean 'steps'?)",
         ),
         ("", "r.toml: 'epochs' is missing, and it has no default."),
         ("epochs = 3\n[[stages]]\nsteps = 1", "r.toml: 'stages.0.name' is missing"),
@@ -173,10 +176,14 @@ def test_mistakes_in_a_file_are_one_sentence(tmp_path, text, sentence):
     ("text", "sentence"),
     [
         ("optim.lr=fast", '--set: optim.lr = "fast" should be a valid number.'),
-        ("optim.rl=1", "--set: there is no 'optim.rl', did you mean 'lr'?"),
+        ("optim.rl=1", "--set: there is no 'optim.rl' (did you mean 'lr'?)"),
         ("epochs", "--set epochs: write it as KEY=VALUE or KEY.SUB=VALUE."),
         ("optim..lr=1", "write it as KEY=VALUE"),
         ("epochs.many=1", "--set epochs.many=1: 'epochs' is a value and has nothing in it."),
+        ("epochs=14", "r.toml with --set: 14 epochs are a fortnight"),
+        ("optim={lr = -1}", "--set: optim.lr = -1 should be greater than 0."),
+        ("stages=[{steps = 1}]", "--set: 'stages.0.name' is missing, and it has no default."),
+        ("method=elr", "--set method=elr: the method is chosen by the recipe file; name another file."),
     ],
 )
 def test_mistakes_in_set_are_one_sentence(tmp_path, text, sentence):

@@ -65,17 +65,26 @@ def world():
     found = {
         "synthetic": replace(made, frames=lambda sample: known[sample.id], batch=None),
         "tags": dataset("tags", samples(attributes=three), attributes=tags),
+        "same": dataset("same", samples(action=lambda _: 1), actions=("sit", "wave")),
         "actions": dataset("actions", samples(action=lambda n: n % 2), actions=("sit", "wave")),
         "photographs": dataset("photographs", samples(attributes=three), length=1, attributes=tags),
         "long": dataset("long", samples(action=lambda n: n % 2), actions=("sit", "wave"), length=160),
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage, "read_data", lambda name, root, **_: found[name])
+        patch.setattr(
+            stage,
+            "read_data",
+            lambda name, root, **_: found[name] if name in found else read_data(name, root),
+        )
         yield
 
 
 def on(name: str, **more: Any) -> Stage:
     return replace(STAGE, use=stage.Source(name=name), **more)
+
+
+def choosing(attributes: tuple[str, ...], **more: Any) -> Stage:
+    return replace(STAGE, use=stage.Source(name="synthetic", attributes=attributes), **more)
 
 
 def small(**more: Any) -> SPAct:
@@ -576,14 +585,27 @@ def test_what_is_private_can_be_chosen():
     with pytest.raises(
         VeilError, match=r"tags do not say the identity of who is seen, .* they say attributes"
     ):
-        Staged(on("tags", target="identity"), CPU, 0)
+        Staged(on("tags", keep="attributes", target="identity"), CPU, 0)
     with pytest.raises(VeilError, match="they say nothing that is private"):
         Staged(on("actions", target="attributes"), CPU, 0)
 
 
+def test_attributes_that_are_chosen_are_what_is_private():
+    """The videos also say who is seen, which is not asked for."""
+    known = Staged(STAGE, CPU, 0).train.dataset.attributes
+    two = known[1], known[0]
+    for play in (choosing(two), replace(STAGE, private=stage.Source(name="synthetic", attributes=two))):
+        staged = Staged(play, CPU, 0)
+        batch = staged(0)
+        assert staged.kinds == 2 and batch.private is not None and batch.private.shape == (4, 2)
+        assert [sample.attributes for sample in staged.people.samples] == [
+            (sample.attributes[1], sample.attributes[0]) for sample in Staged(STAGE, CPU, 0).people.samples
+        ]
+
+
 @torch.no_grad()
 def test_several_actions_at_once_have_binary_losses():
-    training = small(stage=on("tags"), cap=None).training(CPU, 1)
+    training = small(stage=on("tags", keep="attributes"), cap=None).training(CPU, 1)
     batch, networks = fixed(training), nets(training)
     p = networks["task"](redrawn(networks["redraw"], batch.clip)).sigmoid()
     assert p.shape == batch.action.shape == (4, 3) and batch.private is None
@@ -669,9 +691,9 @@ def refused(text: str, folder: Path, *sets: str) -> str:
 @pytest.mark.parametrize(
     ("sets", "sentence"),
     [
-        (("stage.sise=64",), "--set: there is no 'stage.sise', did you mean 'size'?"),
+        (("stage.sise=64",), "--set: there is no 'stage.sise' (did you mean 'size'?)"),
         (("stage.batch=0",), "stage.batch = 0 should be greater than or equal to 1"),
-        (("task=small2d",), "there is no network of clips 'small2d', did you mean 'small3d'?"),
+        (("task=small2d",), "there is no network of clips 'small2d' (did you mean 'small3d'?)"),
         (("budget=['r3d_18']",), "there is no network of frames 'r3d_18'"),
         (("branch=spatiotemporal",), "there is no network of clips 'small2d'"),
         (("budget=[]",), "a game needs at least one budget network"),
@@ -682,6 +704,39 @@ def refused(text: str, folder: Path, *sets: str) -> str:
             "needs at least two pairs: raise stage.batch, which is 1",
         ),
         (("stage.target=identity", "stage.use.name=actions"), "do not say the identity of who is seen"),
+        (
+            ("stage.private.root=/faces",),
+            "recipe.toml with --set: 'stage.private.name' is missing, and it has no default.",
+        ),
+        (
+            ("stage.use.root=/faces",),
+            'recipe.toml with --set: in stage.use, name is "synthetic", whose videos are made, so that nothing of '
+            "/faces would be read: set name to",
+        ),
+        (
+            ("stage.target=identity", "stage.use.attributes=['female']"),
+            'in stage, target = "identity" and use.attributes say two things',
+        ),
+        (
+            ("stage.private.name=tags", "stage.use.attributes=['female']"),
+            "use.attributes would not be looked at: set private.attributes",
+        ),
+        (
+            ("stage.keep=attributes", "stage.target=attributes"),
+            "the same attributes are to be kept and to be hidden",
+        ),
+        (
+            ("stage.use.name=photographs", "stage.pairs=views"),
+            "photographs has no actions, which are what is kept: choose other data, or set stage.keep",
+        ),
+        (("stage.use.name=actions", "stage.keep=attributes"), "actions has no attributes"),
+        (("stage.use.name=same",), "videos of same do not say two different actions"),
+        (("stage.use.name=utd-mhad",), "UTD-MHAD is read from disk: add --set stage.use.root=FOLDER"),
+        (("seed=-1",), "--set: seed = -1 should be greater than or equal to 0"),
+        (("seed=99999999999999999999",), "--set: seed = 99999999999999999999 should be less than 4294967296"),
+        (("lr=inf",), "--set: lr = inf should be a finite number"),
+        (("lr=nan",), "--set: lr = nan should be a finite number"),
+        (("method=elr",), "the method is chosen by the recipe file"),
         (("task_weights=/nowhere.pt",), "the file of weights /nowhere.pt does not exist"),
     ],
 )
@@ -697,7 +752,23 @@ def test_bad_recipes_are_one_sentence(sets, sentence, tmp_path):
             ("stage.use.name=actions",),
             "videos of actions say neither who is seen nor any attribute",
         ),
-        (SUPERVISED, ("stage.use.name=tags",), "videos of tags say neither who is seen nor any attribute"),
+        (
+            SUPERVISED,
+            ("stage.use.name=tags", "stage.keep=attributes"),
+            "videos of tags say neither who is seen nor any attribute",
+        ),
+        (
+            SUPERVISED,
+            ("stage.private={name='vispr'}",),
+            "VISPR is read from disk: add --set stage.private.root=",
+        ),
+        (
+            'method = "penalty"',
+            ("spact.stage.use.name=kth",),
+            "KTH is read from disk: add --set spact.stage.use.root=",
+        ),
+        ('method = "bdq"', ("game.stage.length=1",), "raise game.stage.length, which is 1"),
+        ('method = "bdq"', ("game.stage.use.root=x",), "with --set: in game.stage.use, name is"),
         (SUPERVISED, ("budget=['small3d']",), "there is no network of frames 'small3d'"),
         ('method = "elr"', ("count=9", "pool=8"), "of 8 transforms, 9 cannot be chosen: lower count"),
         ('method = "tedspad"', ("spact.stage.batch=1",), "raise spact.stage.batch"),
@@ -767,7 +838,9 @@ def test_a_loss_that_is_no_number_stops_the_run_where_it_can_go_on(recipe, tmp_p
     with monkeypatch.context() as patch:
         patch.setattr(spact, "answer_loss", wrong)
         with pytest.raises(
-            VeilError, match=r"the term 'task' of move 'hide' is nan at step 1; the weights"
+            VeilError,
+            match=r"the term 'task' of move 'hide' is nan at step 7: begin anew with a lower learning rate \(now "
+            r"lr_draw = 0.001, lr_warm = 0.001, lr = 0.0001, lr_others = 0.0001\); the checkpoint of step 6 is kept\.",
         ) as told:
             train(recipe, tmp_path / "run", every=2, device="cpu")
     assert "\n" not in str(told.value)
@@ -775,6 +848,22 @@ def test_a_loss_that_is_no_number_stops_the_run_where_it_can_go_on(recipe, tmp_p
     found = load_file(train(recipe, tmp_path / "run", every=2, resume=True, device="cpu"))
     whole = load_file(train(recipe, tmp_path / "whole", every=2, device="cpu"))
     assert all(torch.equal(t, whole[name]) for name, t in found.items())
+
+
+@pytest.mark.parametrize("every", [1, 50])
+def test_a_run_that_cannot_go_on_does_not_stay(every, recipe, tmp_path, monkeypatch):
+    """One value to standardise, first seen after drawing; a loss that is no number before there is a checkpoint."""
+    sentence = (
+        "has a single value for it: begin a new run with a higher stage.batch, stage.stills or stage.size."
+    )
+    sets = ("stage.batch=1", "stage.size=16", "stage.length=1", "drawing=2")
+    with pytest.raises(VeilError, match=sentence):
+        train(recipe, tmp_path / "run", sets=sets, every=every, device="cpu")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(spact, "answer_loss", lambda *_: torch.full((), math.nan, requires_grad=True))
+    with pytest.raises(VeilError, match=r"is nan at step 1: .*; no checkpoint was made yet\.$"):
+        train(recipe, tmp_path / "run", sets=("drawing=0",), every=every, device="cpu")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_full_memory_is_one_sentence(recipe, tmp_path, monkeypatch):

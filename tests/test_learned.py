@@ -5,8 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import clips
+from veil import __version__
 from veil.cli import main
 from veil.core import Anonymizer, VeilError
 from veil.demo import sample
@@ -59,6 +62,7 @@ def test_the_laws_hold(name, runs, frames):
     assert np.array_equal(before, frames) and not np.array_equal(after, frames)
     for lengths in ((1,) * 41, (16, 16, 9), (3, 38)):
         assert np.array_equal(whole(anonymizer, frames, *lengths), after)
+    assert f'method = "{anonymizer.name}"' in RECIPES[name]
     again = Learned(**anonymizer.params())
     assert np.array_equal(whole(again, frames), after)
     assert np.array_equal(whole(make(str(runs[name])), frames), after)
@@ -110,6 +114,11 @@ def test_the_command_line_takes_a_run(runs, tmp_path, capsys):
         ),
         (lambda run: (run / "run.json").write_text("{}"), "holds no run"),
         (lambda run: _edit(run, kind="recognize"), "which anonymizes nothing"),
+        (lambda run: _edit(run, kind="superveil"), f"which Veil {__version__} does not know: name a run of"),
+        (
+            lambda run: save_file({"other": torch.zeros(1)}, run / "weights.safetensors"),
+            'does not hold the weights of its run (Missing key(s) in state_dict: "net.',
+        ),
         (lambda run: _edit(run, recipe={"width": -1}), "width"),
     ],
 )

@@ -1,5 +1,6 @@
 """The Python verb, and the promises of the path: every frame once, all or nothing."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import clips
 import veil
 from veil.core import Anonymizer, Region, Veiled
+from veil.methods import ANONYMIZERS, make
 
 
 class Probe(Anonymizer):
@@ -48,6 +50,18 @@ def times(path):
     found = [t.pts * source.info.time_base for window in source.windows() for t in window.times]
     source.close()
     return found
+
+
+def test_a_report_calls_a_method_what_it_calls_itself(video, tmp_path):
+    class Learned(Probe):
+        @property
+        def name(self):
+            return "spact"
+
+    report = veil.anonymize_video(video, tmp_path / "out.mp4", Learned(), report=tmp_path / "r.json")
+    assert report.sentence() == "out.mp4: 20 frames, each changed as a whole by spact."
+    assert json.loads((tmp_path / "r.json").read_text())["summary"]["method"] == "spact"
+    assert all(make(name).name == name for name in ANONYMIZERS)
 
 
 def test_late_frames_keep_their_times(video, tmp_path):

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,27 @@ def test_a_header_says_how_and_what(path):
     assert audits
     for said in audits:
         assert asked(said) == f"runs/{path.stem}"
+
+
+@pytest.mark.parametrize("page", ["learned", "protocols/utd-mhad", "protocols/ucf-sports-utkface"])
+def test_commands_for_novel_labels_train_with_some_and_judge_by_others(page):
+    said = re.findall(
+        r"^    (veil (?:train|audit) .*)$", (FOLDER.parent / "docs" / f"{page}.md").read_text(), re.M
+    )
+    pairs = 0
+    for train, audit in pairwise(map(shlex.split, said)):
+        if train[1] != "train" or audit[:3] != ["veil", "audit", train[4]]:
+            continue
+        recipe, sets = FOLDER.parent / train[2], train[6::2]
+        made: Any = config.read(recipe, training.RECIPES[config.kind_of(recipe)], sets)
+        labels = {"--actions": made.stage.use.actions, "--attributes": made.stage.chosen}
+        for flag, learned in labels.items():
+            assert bool(learned) == (flag in audit)
+            if learned:
+                judged = audit[audit.index(flag) + 1 :]
+                assert len(judged) > 1 and not {*judged} & {*learned}
+                pairs += 1
+    assert pairs
 
 
 def asked(said: str) -> str:

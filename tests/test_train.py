@@ -5,12 +5,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from veil import run
 from veil.core import VeilError
+from veil.methods import learned
 from veil.nn import video
 from veil.train import RECIPES, train
 
@@ -79,7 +83,7 @@ def test_two_processes_make_one_run(recipe, tmp_path):
     ("text", "sentence"),
     [
         (RECIPE.replace('"recognize"', '"spactt"'), "is of method 'spactt'"),
-        (RECIPE.replace("steps", "stepps"), "there is no 'stepps', did you mean 'steps'"),
+        (RECIPE.replace("steps", "stepps"), "there is no 'stepps' (did you mean 'steps'"),
         (RECIPE.replace("steps = 12", 'steps = "many"'), "steps"),
         (RECIPE.replace('"small3d"', '"smal3d"'), "smal3d"),
         (RECIPE + 'target = "nothing"', "target"),
@@ -103,5 +107,43 @@ def test_resume_with_another_recipe_is_refused(recipe, tmp_path):
         train(recipe, tmp_path / "run", device="cpu")
 
 
+def test_what_cannot_be_trained_on_is_one_sentence(recipe, tmp_path):
+    for device, devices, sentence in (
+        ("tpu", 1, "device 'tpu' cannot be used here: "),
+        ("cpu", 0, "0 processes do nothing: choose 1 device or more"),
+    ):
+        with pytest.raises(VeilError) as told:
+            train(recipe, tmp_path / "run", device=device, devices=devices)
+        assert sentence in str(told.value) and "\n" not in str(told.value)
+    with pytest.raises(VeilError, match="UTD-MHAD is read from disk: add --set root=FOLDER, which holds it"):
+        train(recipe, tmp_path / "run", sets=("data=utd-mhad", "options={}"), device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_one_sentence(recipe, tmp_path):
+    with pytest.raises(VeilError, match="device 'cuda' cannot be used here: "):
+        train(recipe, tmp_path / "run", device="cuda")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_is_full_at_last_leaves_nothing_half_written(recipe, tmp_path, monkeypatch):
+    write = run.save_file
+
+    def full(tensors: dict[str, torch.Tensor], path: Path, *more: Any) -> None:
+        if Path(path).parent.name == "run":
+            Path(path).write_bytes(b"half")
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        write(tensors, path, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "save_file", full)
+        with pytest.raises(VeilError, match=r"weights\.safetensors could not be written .*No space left"):
+            train(recipe, tmp_path / "run", sets=("steps=2",), device="cpu")
+    assert not [path.name for path in (tmp_path / "run").iterdir() if "veil-" in path.name]
+    assert train(recipe, tmp_path / "run", sets=("steps=2",), resume=True, device="cpu").is_file()
+
+
 def test_every_recipe_has_a_reader():
     assert all(hasattr(kind, "training") for kind in RECIPES.values())
+    assert {*learned.RECIPES, *learned.OTHERS} == RECIPES.keys()

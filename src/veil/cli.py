@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -28,7 +29,12 @@ from veil.pipeline import anonymize_video
 from veil.report import save_picture
 from veil.video import Codec
 
-app = App(name="veil", help="Veil keeps the action and loses the person.", version=veil.__version__)
+app = App(
+    name="veil",
+    help="Veil keeps the action and loses the person.",
+    version=veil.__version__,
+    suppress_keyboard_interrupt=False,  # `main` says what Ctrl-C has left
+)
 out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
 Flag = Annotated[bool, Parameter(negative="")]
 
@@ -468,12 +474,12 @@ def audit(
                 root=root,
                 private=private,
                 private_root=private_root,
-                options=dict(_pair(text) for text in option),
+                options=_options(option),
                 suite="quick" if quick else suite,
                 seeds=seeds,
                 actions=actions,
                 attributes=attributes,
-                weights={key: str(value) for key, value in map(_pair, weights)},
+                weights=dict(map(_pair, weights)),
                 device=device,
                 jobs=jobs,
                 fresh=fresh,
@@ -527,16 +533,21 @@ def train(
             last.update(measured)
             bar(done, total)
 
-        weights_ = run_training(
-            recipe,
-            output,
-            sets=set_,
-            resume=resume,
-            devices=devices,
-            device=device,
-            tensorboard=tensorboard,
-            progress=progress,
-        )
+        try:
+            weights_ = run_training(
+                recipe,
+                output,
+                sets=set_,
+                resume=resume,
+                devices=devices,
+                device=device,
+                tensorboard=tensorboard,
+                progress=progress,
+            )
+        except KeyboardInterrupt as interrupt:
+            if (Path(output) / "run.json").is_file():  # else it was stopped before it had begun
+                interrupt.args = ("The same command with --resume goes on with the run.",)
+            raise
     told = ", ".join(f"{name} {value:.4g}" for name, value in last.items())
     out.print(f"weights: {weights_}" + (f"  (last: {told})" if told else ""), markup=False)
     return 0
@@ -575,12 +586,11 @@ def check_(
 
     from veil.data.check import check
 
-    options = dict(_pair(text) for text in option)
-    result = check(name, root, sheet=24 if sheet else 6, **options)
+    result = check(name, root, _options(option), sheet=24 if sheet else 6)
     if json:
         print(jsons.dumps(result.as_dict(), indent=1))
     else:
-        out.print("\n".join(result.lines()), markup=False)
+        out.print("\n".join(result.lines(out.width)), markup=False)
         if result.problem:
             _say(result.problem)
     if sheet and result.sheet:
@@ -690,7 +700,7 @@ def extract_features(
             output,
             data=data,
             root=root,
-            options=dict(_pair(text) for text in option),
+            options=_options(option),
             encoder=encoder,
             weights=weights,
             labels=labels,
@@ -809,7 +819,7 @@ def search_features(
         split=split,
         action=action,
         person=person,
-        groups={key: str(value) for key, value in map(_pair, group)},
+        groups=dict(map(_pair, group)),
         device=device,
     )
     if json:
@@ -1035,12 +1045,21 @@ def _point(text: str) -> tuple[float, float]:
     return x, y
 
 
-def _pair(text: str) -> tuple[str, object]:
-    """KEY=VALUE, the value as a number where it is one."""
+def _pair(text: str) -> tuple[str, str]:
+    """KEY=VALUE as two texts."""
     key, equals, value = text.partition("=")
     if not equals:
         raise VeilError(f"option '{text}' is not of the form KEY=VALUE.")
-    return key, int(value) if value.lstrip("-").isdecimal() else value
+    return key, value
+
+
+def _options(texts: tuple[str, ...]) -> dict[str, str | int]:
+    """KEY=VALUE as a reader of data takes it: the value as a number or a truth where it is one."""
+    truths = {"true": True, "false": False}
+    return {
+        key: int(value) if re.fullmatch("-?[0-9]{1,19}", value) else truths.get(value, value)
+        for key, value in map(_pair, texts)
+    }
 
 
 @app.command
@@ -1165,8 +1184,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except (VeilError, CycloptsError) as error:
         _say(error)
         code = 2
-    except KeyboardInterrupt:
-        _say("interrupted; nothing half-written was left.")
+    except KeyboardInterrupt as interrupt:
+        _say(" ".join(["interrupted; nothing half-written was left.", *interrupt.args]))
         code = 130
     except BrokenPipeError:  # whoever read the answer has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

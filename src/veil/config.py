@@ -36,6 +36,13 @@ def read(path: str | Path, kind: type[T], sets: Sequence[str] = ()) -> T:
     given: set[str] = set()
     for text in sets:
         given.add(_put(data, text))
+
+    def origin(key: str) -> str:
+        if any(f"{key}.".startswith(f"{one}.") for one in given):
+            return "--set"
+        inside = any(not key or one.startswith(f"{key}.") for one in given)
+        return f"{path} with --set" if inside else str(path)
+
     preset = data.pop(PRESET, None)
     if preset is not None:
         presets: dict[str, dict[str, Any]] = getattr(kind, "PRESETS", {})
@@ -44,8 +51,12 @@ def read(path: str | Path, kind: type[T], sets: Sequence[str] = ()) -> T:
             raise VeilError(f"{path}: there is no preset {preset!r}{nearest(str(preset), presets)}; {has}.")
         data = _over(presets[preset], data)
     if METHOD not in {field.name for field in dataclasses.fields(kind)}:  # type: ignore[arg-type]
+        if METHOD in given:
+            raise VeilError(
+                f"--set {METHOD}={data[METHOD]}: the {METHOD} is chosen by the recipe file; name another file."
+            )
         data.pop(METHOD, None)
-    return checked(data, kind, lambda key: "--set" if key in given else str(path))
+    return checked(data, kind, origin)
 
 
 def checked(data: Mapping[str, Any], kind: type[T], origin: Origin = lambda key: "the recipe") -> T:
@@ -85,9 +96,9 @@ def to_toml(recipe: Any, method: str | None = None) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """ ", did you mean …?" where one of the known words is close to the given one."""
+    """ " (did you mean …?)" where one of the known words is close to the given one."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f", did you mean '{close[0]}'?" if close else ""
+    return f" (did you mean '{close[0]}'?)" if close else ""
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -202,10 +213,12 @@ def _sentence(error: ValidationError, plain: Any, origin: Origin) -> str:
         parts.append(str(part))
     key = ".".join(parts)
     if first["type"] == "missing":
-        return f"{origin(key)}: '{key}' is missing, and it has no default."
+        return f"{origin(key.rpartition('.')[0])}: '{key}' is missing, and it has no default."
     message = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
     message = message.replace("should be an object", "should be a table")
     where = f"{key} = {_written(first['input'])} " if key else ""
+    if key and first["type"] == "value_error":  # of the __post_init__ of a table
+        where = f"in {key}, "
     return f"{origin(key)}: {where}{message}."
 
 

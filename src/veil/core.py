@@ -74,6 +74,11 @@ class Anonymizer(ABC):
         State that crosses windows lives in this generator, so that one anonymizer serves many videos at once.
         """
 
+    @property
+    def name(self) -> str:
+        """What reports call it: the method's name, or that of the recipe it was learned by."""
+        return type(self).__name__.lower()
+
     def ahead(self) -> int | None:
         """How many later frames are seen before a frame comes out, at most, where windows are of one frame.
 
@@ -84,7 +89,7 @@ class Anonymizer(ABC):
     def explained(self, windows: Iterable[Frames], tell: Callable[[Explained], None]) -> Iterator[Veiled]:
         """The same as `stream`, and `tell` learns of every frame, in order, why it came out as it did."""
         raise VeilError(
-            f"the method '{type(self).__name__.lower()}' has nothing to explain: choose one that chooses what it hides, "
+            f"the method '{self.name}' has nothing to explain: choose one that chooses what it hides, "
             "such as selective."
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ class Draft:
             if not place.parent.is_dir():
                 raise VeilError(f"{place.parent} is no folder; make it first")
             self.path.touch(exist_ok=False)
+            self._mode = stat.S_IMODE(self.path.stat().st_mode)  # what the umask gives
 
     def _refuse(self) -> None:
         if self.place.is_dir():
@@ -44,6 +46,9 @@ class Draft:
         """Give the file its name."""
         with self.told():
             self._refuse()
+            # safetensors puts a file of its own there, which only its owner may read.
+            if stat.S_IMODE(self.path.stat().st_mode) != self._mode:
+                self.path.chmod(self._mode)
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
             self.path.replace(self.place)

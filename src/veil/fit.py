@@ -38,6 +38,10 @@ BatchT = TypeVar("BatchT")
 Terms = dict[str, Tensor]  # signed, weighted terms; their sum is descended, each is logged
 
 
+class NotFinite(VeilError):
+    """A term, or a weight, is no longer a number."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The factor on the learning rate, by the number of the mover's own updates."""
@@ -165,6 +169,7 @@ class Game(Generic[BatchT]):
         if not names or len({*names}) < len(names) or any("/" in name for name in names):
             raise ValueError(f"the moves of a game have different names without '/', got {names}")
         self.setup, self.step = setup, 0
+        self.before = 0  # steps of the games before this one, in a series
         self._movers = {move.name: _Mover(move) for move in moves}
         self._order = [mover for mover in self._movers.values() for _ in range(mover.move.turns)]
         self._players: dict[str, nn.Module] = {}  # and the lively ones, each under its first name
@@ -189,7 +194,10 @@ class Game(Generic[BatchT]):
             self._ema = {p: p.detach().clone() for p in learned}
 
     def turn(self, batch: BatchT) -> Measured:
-        """Play one batch; modes and `requires_grad` are afterwards as they were before."""
+        """Play one batch; modes and `requires_grad` are afterwards as they were before.
+
+        `NotFinite` where a term is no number; the weights are then those of the step before.
+        """
         step = self.step + 1
         mover = self._order[(step - 1) // self.setup.accumulate % len(self._order)]
         lr, move, device = mover.lr, mover.move, mover.device
@@ -206,9 +214,9 @@ class Game(Generic[BatchT]):
             for name, value in zip(terms, arrived(), strict=True):
                 if not math.isfinite(value):
                     _forget(mover.weights)
-                    raise VeilError(
-                        f"the term '{name}' of move '{move.name}' is {value} at step {step}; "
-                        "the weights are those of the step before: go on from there with a lower learning rate"
+                    raise NotFinite(
+                        f"the term '{name}' of move '{move.name}' is {value} at step {self.before + step}: "
+                        "begin anew with a lower learning rate"
                     )
             if step % self.setup.accumulate == 0:
                 self._update(mover, lr)
@@ -321,7 +329,7 @@ class Game(Generic[BatchT]):
                     tensors[f"gradient/{names[id(p)]}"] = p.grad
         copied = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
         learned = {f"weights/{names[id(p)]}" for mover in self._movers.values() for p in mover.weights}
-        _refuse_poison(copied, learned, self.step)
+        _refuse_poison(copied, learned, self.before + self.step)
         moves = {name: asdict(mover.progress) for name, mover in self._movers.items()}
         return copied, {"step": self.step, "rules": self._rules(), "moves": moves}
 
@@ -396,15 +404,16 @@ class Series(Generic[BatchT]):
         self._enter(0)
 
     def _enter(self, place: int) -> None:
-        self._place, self._before = place, sum(steps for steps, _ in self._games[:place])
+        self._place = place
         for network in self._networks.values():
             network.eval()  # who is not in the game holds still
         self.game = self._games[place][1]()  # the one that is being played
+        self.game.before = sum(steps for steps, _ in self._games[:place])
 
     @property
     def step(self) -> int:
         """Of all games together."""
-        return self._before + self.game.step
+        return self.game.before + self.game.step
 
     def turn(self, batch: BatchT) -> Measured:
         """Play one batch of the game whose turn it is."""
@@ -504,6 +513,21 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(form in told for form in forms)
 
 
+def is_too_few(error: BaseException) -> bool:
+    """Whether a network that standardises over its batch saw a single value in it."""
+    return isinstance(error, ValueError) and str(error).startswith("Expected more than 1 ")
+
+
+def usable(device: str) -> torch.device:
+    """The device of that name, where something can be put on it."""
+    try:
+        where = torch.device(device)
+        torch.empty(1, device=where)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise VeilError(f"device '{device}' cannot be used here: {str(error).splitlines()[0]}") from error
+    return where
+
+
 def rank() -> int:
     """Which of the processes this is; 0 where there is only one."""
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
@@ -534,6 +558,8 @@ def launch(
 
     The function and its arguments are pickled. Under torchrun the processes are there already, and this is one of them.
     """
+    if devices < 1:
+        raise VeilError(f"{devices} processes do nothing: choose 1 device or more.")
     where = accelerator if accelerator != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if _under_torchrun():
         _join(devices, where)
@@ -676,9 +702,9 @@ def _refuse_poison(tensors: Mapping[str, Tensor], learned: set[str], step: int) 
     for name, tensor in tensors.items():
         # A buffer may be infinite on purpose (the mask of an attention); a weight may not.
         if tensor.isnan().any() or (name in learned and tensor.isinf().any()):
-            raise VeilError(
-                f"'{name}' holds values that are not finite after step {step}; "
-                "go on from the checkpoint before with a lower learning rate or with clipped gradients"
+            raise NotFinite(
+                f"'{name}' holds values that are not finite after step {step}: "
+                "begin anew with a lower learning rate"
             )
 
 

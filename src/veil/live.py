@@ -199,7 +199,7 @@ def live(
 
 def _look_ahead(method: Anonymizer, info: VideoInfo) -> str:
     """How late the picture will be, in words."""
-    name, ahead = type(method).__name__.lower(), method.ahead()
+    name, ahead = method.name, method.ahead()
     size = f"{info.width}×{info.height} at {float(info.fps):.4g} frames a second"
     if ahead is None:
         return f"{size}; {name} does not say how far it looks ahead."

@@ -91,7 +91,7 @@ def anonymize_video(
             raise VeilError(_nothing_found(source, anonymizer.params(), tally))
         result = tally.report(
             output=output.name,
-            method=type(anonymizer).__name__.lower(),
+            method=anonymizer.name,
             params=anonymizer.params(),
             lost=reading.lost,
             seconds=time.monotonic() - begun,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from veil.fit import Game, Measured, Series
 
-STRICT = ConfigDict(extra="forbid")  # of every recipe: a key that it does not have is a mistake
+# Of every recipe: a key that it does not have is a mistake, and so is a number that is none.
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # of everything that is left to chance
 
 
 def _never(_: Measured) -> bool:

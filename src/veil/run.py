@@ -226,6 +226,17 @@ class Run:
                 self._settle(self._log)
         return step
 
+    @property
+    def last(self) -> int | None:
+        """The step of the last checkpoint."""
+        return max(self._index()["kept"], default=None)
+
+    def publish(self, tensors: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
+        """Write what was learned to where `weights_in` finds it, and what else the file says, as JSON."""
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        about = {key: json.dumps(value) for key, value in told.items()}
+        _write(self.folder / "weights.safetensors", lambda path: save_file(whole, path, about))
+
     def weights(self, player: str, which: Which = "last", averaged: bool = True) -> dict[str, Tensor]:
         """The weights and buffers of one player, as `load_state_dict` takes them: ``run.weights("hide.0")``.
 

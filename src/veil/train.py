@@ -6,17 +6,15 @@ a kill it goes on from the last checkpoint as if nothing had happened, since a b
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
-from safetensors.torch import save_file
 from torch import distributed
 
 from veil import config
@@ -24,11 +22,25 @@ from veil.audit.footage import gather
 from veil.audit.recognize import Batches, Effort, Recognizer, Sees, fresh, validated
 from veil.core import VeilError
 from veil.data import read as read_data
-from veil.draft import Draft
-from veil.fit import Game, Measured, Move, Schedule, Setup, fit, is_out_of_memory, launch, rank, world
+from veil.data.listing import NoFolder
+from veil.fit import (
+    Game,
+    Measured,
+    Move,
+    NotFinite,
+    Schedule,
+    Setup,
+    fit,
+    is_out_of_memory,
+    is_too_few,
+    launch,
+    rank,
+    usable,
+    world,
+)
 from veil.methods import learned, splavu
 from veil.nn.encoder_training import EncoderRecipe
-from veil.recipe import STRICT, Recipe, Training
+from veil.recipe import STRICT, Recipe, Seed, Training
 from veil.run import Run
 
 Progress = Callable[[int, int, dict[str, float]], None]  # step, steps in all, what was measured last
@@ -52,7 +64,7 @@ class Recognize:
     lr: Annotated[float, Field(gt=0)] = 3e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.02
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    seed: int = 0
+    seed: Seed = 0
 
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
@@ -125,18 +137,58 @@ def train(
     return launch(_told, devices, *arguments, accelerator=accelerator)
 
 
-def _told(*arguments: Any) -> Path:
-    """`_train`, where a memory that is full is a sentence."""
+def _told(method: str, plain: dict[str, Any], *arguments: Any) -> Path:
+    """`_train`, where what does not fit is told by its key in this recipe."""
     try:
-        return _train(*arguments)
-    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        return _train(method, plain, *arguments)
+    except NoFolder as error:
+        raise VeilError(
+            f"{error.what} is read from disk: add --set {_unread(plain)}=FOLDER, which holds it."
+        ) from error
+    except (RuntimeError, MemoryError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        *most, last = _named(_flat(plain), "batch", "stills", "size")
+        sizes = " or ".join(filter(None, (", ".join(most), last)))
+        if is_too_few(error):
+            raise VeilError(
+                "a network standardises over its batch, and a batch of this recipe has a single value for it: "
+                f"begin a new run with a higher {sizes}."
+            ) from error
         if not is_out_of_memory(error):
             raise
         why = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
     raise VeilError(
         f"this training does not fit into memory ({why or 'nothing more is told'}): "
-        "begin a new run with a lower stage.batch, stage.stills or stage.size."
+        f"begin a new run with a lower {sizes}."
     )
+
+
+def _flat(plain: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """The values of a recipe by their dotted keys, without the options of datasets."""
+    found: dict[str, Any] = {}
+    for key, value in plain.items():
+        if key != "options":
+            found |= _flat(value, f"{at}{key}.") if isinstance(value, Mapping) else {at + key: value}
+    return found
+
+
+def _named(values: Mapping[str, Any], *names: str) -> list[str]:
+    """The keys that end in these names, name by name."""
+    return [key for name in names for key in values if key.rpartition(".")[2] == name]
+
+
+def _unread(plain: Mapping[str, Any]) -> str:
+    """The key of the first folder that is not named, of a dataset that is."""
+    values = _flat(plain)
+    for key in _named(values, "root"):
+        data = [values.get(key.removesuffix("root") + beside) for beside in ("name", "data")]
+        if values[key] is None and set(data) - {None, "synthetic"}:
+            return key
+    return "root"
+
+
+def _rates(plain: Mapping[str, Any]) -> str:
+    every = {key: value for key, value in _flat(plain).items() if key.rpartition(".")[2].startswith("lr")}
+    return ", ".join(f"{key} = {value:g}" for key, value in every.items())
 
 
 def _train(
@@ -152,6 +204,7 @@ def _train(
 ) -> Path:
     if device == "cuda" and devices > 1:
         device = f"cuda:{rank() % torch.cuda.device_count()}"
+    where = usable(device)
     recipe = config.checked(plain, RECIPES[method])
     if resume:
         run = Run.open(output, recipe=plain, kind=method, seed=recipe.seed, tensorboard=tensorboard)
@@ -161,45 +214,53 @@ def _train(
     if run.finished and weights.is_file():  # also one that stopped before its last step
         return weights
     with run:
+        training = None
         try:
-            training = recipe.training(torch.device(device), devices)
-        except BaseException:
-            if not resume and rank() == 0:
-                shutil.rmtree(output)  # it was made a moment ago, and a run that cannot begin is none
-            raise
-        game = training.game
-        first = run.load(game) if resume else 0
-        best = max((r["val"] for r in run.records() if "val" in r and r["step"] <= first), default=-math.inf)
-        every = every or max(50, recipe.steps // 20)
-        latest: dict[str, Measured] = {}  # of each move, the last turn that was not logged yet
-        for measured in fit(game, map(training.batch, range(first, recipe.steps))):
-            latest[measured.move] = measured
-            stopped = training.stop(measured)
-            if measured.step % every and measured.step != recipe.steps and not stopped:
-                continue
-            for turn in sorted(latest.values()):
-                run.log(turn)
-            latest.clear()
-            found = training.check()
-            run.log(found, measured.step)
-            better = "val" in found and found["val"] > best
-            run.save(game, best=better)
-            best = found["val"] if better else best
-            if progress:
-                progress(
-                    measured.step, recipe.steps, {**{k: float(v) for k, v in measured.terms.items()}, **found}
-                )
-            if stopped:
-                break
-        if world() > 1:
-            distributed.barrier()  # the best checkpoint is there when the first process has written it
-        if best > -math.inf:
-            run.load(game, "best")
-        if rank() == 0:
-            draft = Draft(weights, overwrite=True)
-            tensors = {name: value.contiguous() for name, value in training.weights().items()}
-            save_file(tensors, draft.path, {key: json.dumps(value) for key, value in training.told.items()})
-            draft.publish()
-            run.plot()
-        run.finish()
+            training = recipe.training(where, devices)
+            _play(run, training, recipe.steps, resume, every, progress)
+        except BaseException as error:
+            last = run.last
+            interrupted = training is not None and not isinstance(error, Exception)
+            # One that was begun a moment ago, and cannot go on or has nothing to go on from, is none.
+            if not resume and rank() == 0 and not interrupted and (last is None or is_too_few(error)):
+                shutil.rmtree(output)
+            if not isinstance(error, NotFinite):
+                raise
+            kept = "no checkpoint was made yet" if last is None else f"the checkpoint of step {last} is kept"
+            raise VeilError(f"{error} (now {_rates(plain)}); {kept}.") from error
     return weights
+
+
+def _play(
+    run: Run, training: Training, steps: int, resume: bool, every: int | None, progress: Progress | None
+) -> None:
+    game = training.game
+    first = run.load(game) if resume else 0
+    best = max((r["val"] for r in run.records() if "val" in r and r["step"] <= first), default=-math.inf)
+    every = every or max(50, steps // 20)
+    latest: dict[str, Measured] = {}  # of each move, the last turn that was not logged yet
+    for measured in fit(game, map(training.batch, range(first, steps))):
+        latest[measured.move] = measured
+        stopped = training.stop(measured)
+        if measured.step % every and measured.step != steps and not stopped:
+            continue
+        for turn in sorted(latest.values()):
+            run.log(turn)
+        latest.clear()
+        found = training.check()
+        run.log(found, measured.step)
+        better = "val" in found and found["val"] > best
+        run.save(game, best=better)
+        best = found["val"] if better else best
+        if progress:
+            progress(measured.step, steps, {**{k: float(v) for k, v in measured.terms.items()}, **found})
+        if stopped:
+            break
+    if world() > 1:
+        distributed.barrier()  # the best checkpoint is there when the first process has written it
+    if best > -math.inf:
+        run.load(game, "best")
+    if rank() == 0:
+        run.publish(training.weights(), training.told)
+        run.plot()
+    run.finish()

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from veil.audit import ask, judge
+from veil import config
+from veil.audit import ask, judge, report
 from veil.audit.footage import gather, round_trip, veiled
 from veil.audit.judge import Data
 from veil.audit.keeping import told
@@ -19,7 +21,8 @@ from veil.core import VeilError
 from veil.data import Dataset, Sample, read
 from veil.data.frames import square
 from veil.data.sample import narrowed
-from veil.methods import make
+from veil.methods import learned, make
+from veil.methods.spact import SPAct
 from veil.nn.image import IMAGE_NETS
 from veil.nn.video import VIDEO_NETS
 
@@ -280,6 +283,9 @@ def test_out_of_memory_halves_the_batch(world, monkeypatch):
         ({"weights": {"resnet": "x"}}, "there is no network 'resnet'"),
         ({"weights": {"resnet18": "nowhere.pth"}}, "nowhere.pth is not there"),
         ({"actions": ("fly",)}, "has no action 'fly'"),
+        ({"actions": ("walk", "walk")}, "name at least two, walk and others"),
+        ({"options": {"colour": 3}}, "synthetic has no option 'colour'; it has kind"),
+        ({"options": {"count": "x"}}, "the option count of synthetic is 'x'; it must be of type int"),
         ({"methods": ["EMPTY"]}, "EMPTY holds no run"),
     ],
 )
@@ -308,6 +314,65 @@ def test_labels_that_a_protocol_needs(tmp_path):
     only = [Sample(f"v{i}", "train", action=i % 2) for i in range(9)]
     with pytest.raises(VeilError, match="needs at least one"):
         judge.judge({"raw": None}, Data(Dataset("untested", only, lambda sample: blank, ("a", "b"))), TINY)
+
+
+def test_chosen_labels_are_never_left_out():
+    blank = np.zeros((4, 8, 8, 3), np.uint8)
+    samples = [
+        Sample(
+            f"v{i}", ("train", "val", "test")[i % 3], action=i // 3, identity=i // 3 % 2, attributes=(1.0,)
+        )
+        for i in range(12)
+    ]
+    samples[-1] = replace(samples[-1], split="train")  # so that of c and d, c alone is tested
+    some = Dataset("some", samples, lambda sample: blank, tuple("abcd"), ("old",), ("x", "y"))
+    with pytest.raises(
+        VeilError, match="of some do not all say more than one thing about c, d: choose other"
+    ):
+        Data(some, actions=("c", "d")).questions()
+    with pytest.raises(VeilError, match="more than one thing about old"):
+        Data(some, attributes=("old",)).questions()
+    assert [target for _, _, target, _ in Data(some).questions()] == ["action", "identity"]
+
+
+def trained(folder: Path, **labels: list[str]) -> Path:
+    """The run of a game that was trained with these actions and attributes; what it learned does not matter."""
+    plain = {"width": 4, "stage": {"use": {"name": "synthetic", "actions": labels.get("actions", [])}}}
+    if attributes := labels.get("attributes"):
+        plain["stage"]["private"] = {"name": "synthetic", "attributes": attributes}
+    recipe = config.checked(plain, SPAct, str)
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"kind": "spact", "recipe": config.as_dict(recipe)}))
+    save_file(recipe.network().state_dict(), folder / "weights.safetensors")
+    return folder
+
+
+def test_the_page_says_what_a_run_was_trained_with(world, tmp_path):
+    suite = replace(TINY, seeds=1, attackers=(), knows=("adapted",), after=("8-bit",))
+    run = trained(tmp_path / "run", actions=["walk", "run"], attributes=["female"])
+    asked = Data(world, actions=("run", "wave"), attributes=("tall", "heavy", "tattoo"))
+    for _ in ("found", "kept"):
+        (result,) = judge.judge({"run": make(str(run))}, asked, suite, keep=tmp_path / "keep")
+        assert result.settings["trained with"] == {"actions": ["walk", "run"], "attributes": ["female"]}
+        assert result.untested[0] == "Novel actions alone: the run was trained with run."
+        assert not any("Novel attributes" in sentence for sentence in result.untested)
+    page = report.write([result], tmp_path).html.read_text()
+    assert "Novel actions alone: the run was trained with run." in page and "walk, run" in page
+
+
+def test_novel_is_what_a_run_was_not_trained_with(world, tmp_path):
+    def said(name: str, data: Data, **labels: list[str]) -> list[str]:
+        stage = learned.load(trained(tmp_path / name, **labels)).made[1]
+        return [*judge._not_novel(stage, data)]
+
+    everything, some = Data(world), Data(world, actions=("wave", "clap"))
+    assert said("all", everything) == [], "known labels, as usual"
+    assert said("all on some", some) == ["Novel actions alone: the run was trained with wave, clap."]
+    assert said("others", some, actions=["walk", "run"]) == []
+    assert said("few", everything, actions=["walk", "run"], attributes=["tall"]) == [
+        "Novel actions alone: the run was trained with walk, run.",
+        "Novel attributes alone: the run was trained with tall.",
+    ]
 
 
 def test_the_command_writes_a_report(tmp_path, monkeypatch):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from layouts import SHARED
 
-from veil.data.check import PUBLISHED, check, contact_sheet
+from veil.data import synthetic
+from veil.data.check import PUBLISHED, SHOWN, Check, check, contact_sheet
 
 needs_data = pytest.mark.skipif(not (SHARED / "data").is_dir(), reason=f"{SHARED / 'data'} is not there")
 
@@ -55,9 +56,32 @@ def test_prevalences_are_by_frames(tmp_path: Path) -> None:
     assert any("a12_semi_nudity 1.000" in line for line in found.lines())
 
 
+def test_every_name_is_told(tmp_path: Path) -> None:
+    found = check("synthetic", None, {"count": 24, "size": 32}, sheet=0)
+    lines = found.lines(60)
+    assert max(map(len, lines)) <= 60
+    said = " ".join(line.strip() for line in lines)
+    assert f"actions: {', '.join(synthetic.ACTIONS)} attributes: {', '.join(synthetic.ATTRIBUTES)} " in said
+    assert not any(line.endswith(("sit", "pick")) for line in lines), "a name is torn apart"
+    told = json.loads(json.dumps(found.as_dict()))
+    assert told["actions"] == dict.fromkeys(synthetic.ACTIONS, 2)
+    assert told["attributes"] == list(synthetic.ATTRIBUTES)
+    layouts.thumos14(tmp_path, features=True)
+    untrimmed = check("thumos14", tmp_path, {"features": tmp_path / "features"})
+    assert untrimmed.actions == {"CliffDiving": 25, "Diving": 25}, "by the segments of its videos"
+
+
+def test_thousands_of_tags_are_for_the_json() -> None:
+    names = tuple(f"tag {i}" for i in range(SHOWN + 1))
+    found = Check("tags", "", prevalences={"train": dict.fromkeys(names, 0.5)}, attributes=names)
+    said = " ".join(found.lines())
+    assert "--json names all" in said and said.count("0.500") == SHOWN
+    assert found.as_dict()["attributes"] == names
+
+
 def test_features_are_usable_without_a_picture(tmp_path: Path) -> None:
     layouts.thumos14(tmp_path, features=True)
-    found = check("thumos14", tmp_path, features=tmp_path / "features")
+    found = check("thumos14", tmp_path, {"features": tmp_path / "features"})
     assert found.usable and found.sheet is None
     assert any("no contact sheet" in note for note in found.notes)
 

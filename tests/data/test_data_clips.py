@@ -298,6 +298,10 @@ def test_an_option_has_its_choices(tmp_path: Path) -> None:
         data.read("ntu60", tmp_path, protocol="bias")
     with pytest.raises(VeilError, match="option split of ucf101 is '1'; it must be of type int"):
         data.read("ucf101", tmp_path, split="1")
+    with pytest.raises(
+        VeilError, match=r"option labels of ucf101 is 2019; it must be a path, such as \./2019"
+    ):
+        data.read("ucf101", tmp_path, labels=2019)
     assert len(data.read("ucf101", layouts.ucf101(tmp_path), split=1, labels=tmp_path).samples) == 100
 
 

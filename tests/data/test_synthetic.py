@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
@@ -12,12 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from veil import data
 from veil.core import VeilError
 from veil.data import synthetic
 from veil.data.synthetic import (
     ACTIONS,
     ANOMALIES,
     ATTRIBUTES,
+    COUNTS,
     FPS,
     IDENTITIES,
     KINDS,
@@ -318,7 +321,7 @@ def test_samples_are_rendered_in_batches_of_any_order_and_kind() -> None:
 
 def test_mistakes_are_told() -> None:
     with pytest.raises(VeilError, match="no 'dances'"):
-        read(kind="dances")  # pyright: ignore[reportArgumentType]
+        read(kind="dances")
     sample = read(count=1).samples[0]
     with pytest.raises(VeilError, match="no sample of the synthetic world"):
         synthetic.render_samples([replace(sample, id="v_walk_01")])
@@ -328,6 +331,35 @@ def test_mistakes_are_told() -> None:
         World().render([])
     with pytest.raises(ValueError, match="at least 16 pixels"):
         World(size=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"colour": 3}, "synthetic has no option 'colour'; it has kind, count, seed, size"),
+        ({"root": "x"}, "synthetic has no option 'root'; it has"),
+        ({"name": "x"}, "synthetic has no option 'name'; it has"),
+        ({"count": "x"}, "the option count of synthetic is 'x'; it must be of type int"),
+        ({"seed": None}, "the option seed of synthetic is None; it must be of type int"),
+        ({"kind": 3}, "the option kind of synthetic is 3; it must be of type str"),
+        ({"count": 0}, "the option count of synthetic is 0; it must be from 1 to 1000000"),
+        ({"size": 8}, "the option size of synthetic is 8; it must be from 16 to 2048"),
+        ({"seed": 2**63}, f"the option seed of synthetic is {2**63}; it must be from 0 to {2**63 - 1}"),
+        ({"seed": -1}, "the option seed of synthetic is -1; it must be from 0 to"),
+    ],
+)
+def test_options_are_checked_as_those_of_other_datasets(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(VeilError) as told:
+        data.read("synthetic", **options)
+    assert str(told.value).startswith(sentence)
+
+
+def test_the_reader_by_name_has_the_same_options() -> None:
+    named, own = (inspect.signature(reader).parameters for reader in (data.DATASETS["synthetic"], read))
+    assert {key: one.default for key, one in named.items()} == {key: one.default for key, one in own.items()}
+    assert len(data.read("synthetic", count=None, kind="untrimmed").samples) == COUNTS["untrimmed"]
+    with pytest.raises(VeilError, match="made, not read from /faces; leave the folder out"):
+        data.read("synthetic", "/faces")
 
 
 def test_untrimmed_videos_have_several_actions_with_pauses_between_them() -> None:

@@ -23,6 +23,7 @@ from veil.audit.result import Picture, Result, Row
 from veil.audit.suites import ALWAYS, SUITES
 from veil.core import Anonymizer, VeilError
 from veil.data import Dataset, read
+from veil.fit import usable
 from veil.methods import make
 from veil.nn import image, video
 from veil.nn.bodies import BodyEmbedder
@@ -76,7 +77,7 @@ def audit_methods(
         chosen = replace(chosen, weights=dict(weights))
     if seeds is not None and seeds < 1:
         raise VeilError(f"--seeds {seeds} trains nothing; at least 1 is needed.")
-    where = _device(device)
+    where = usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     cores = os.cpu_count() or 1
     use = _dataset(data, root, options or {}, chosen.size, chosen.videos)
     other = _dataset(private, private_root, {}, chosen.size, chosen.videos) if private else None
@@ -198,17 +199,6 @@ def _dataset(
     if name == "synthetic":
         options = {"size": size, **({"count": videos} if videos else {}), **options}
     return read(name, root, **options)
-
-
-def _device(device: str | None) -> torch.device:
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        where = torch.device(device)
-        torch.empty(1, device=where)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise VeilError(f"device '{device}' cannot be used here: {str(error).splitlines()[0]}") from error
-    return where
 
 
 def _check_weights(weights: Mapping[str, str]) -> None:

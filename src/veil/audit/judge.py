@@ -40,6 +40,8 @@ from veil.core import Anonymizer, VeilError
 from veil.data import Dataset, Sample
 from veil.data.sample import narrowed
 from veil.fit import with_smaller_batches
+from veil.methods.learned import Learned
+from veil.methods.stage import Stage
 
 LAYOUT = 1  # of what is kept; another number judges everything anew
 SPLITS = ("train", "val", "test")
@@ -57,8 +59,13 @@ class Data:
 
     def questions(self) -> list[tuple[Dataset, Role, str, str]]:
         """What is asked of which dataset: dataset, role, target, protocol."""
-        use = narrowed(self.use, self.actions, self.attributes if self.private is None else ())
-        private = use if self.private is None else narrowed(self.private, (), self.attributes)
+        actions, attributes = tuple(dict.fromkeys(self.actions)), tuple(dict.fromkeys(self.attributes))
+        use = narrowed(self.use, actions, attributes if self.private is None else ())
+        private = use if self.private is None else narrowed(self.private, (), attributes)
+        if len(actions) == 1:
+            raise VeilError(
+                f"one action has nothing that it could be told from: name at least two, {actions[0]} and others."
+            )
         narrow = " of chosen labels" if self.actions or self.attributes else ""
         across = "same dataset" if self.private is None else "cross-dataset"
         asked: list[tuple[Dataset, Role, str, str]] = []
@@ -68,6 +75,13 @@ class Data:
         for target in _targets(private):
             if target != "action":
                 asked.append((private, "leakage", target, f"{across}: {private.name}{narrow}"))
+        targets = {target for _, _, target, _ in asked}
+        for chosen, target, dataset in ((actions, "action", use), (attributes, "attributes", private)):
+            if chosen and target not in targets:  # nobody names labels for them to be left out
+                raise VeilError(
+                    f"the training, validation and test videos of {dataset.name} do not all say more than one "
+                    f"thing about {', '.join(chosen)}: choose other labels."
+                )
         if not asked:
             raise VeilError(
                 f"{use.name} and {private.name} say neither actions nor identities nor attributes in their training, "
@@ -153,8 +167,21 @@ class _Audit:
     def result(self, name: str, anonymizer: Anonymizer | None) -> Result:
         """What is found about a method: kept, or found now."""
         entry = self._entry("result", RAW if anonymizer is None else told(anonymizer))
-        if kept := self._kept(entry):
-            return replace(kept, method=name, command=self.command)
+        made = self._kept(entry)
+        if made is None:
+            made = self._found(name, anonymizer)
+            keep_at(entry, made)
+        made = replace(made, method=name, command=self.command)
+        if not isinstance(anonymizer, Learned):
+            return made
+        chosen = {what: names for what, names in _chosen(anonymizer.made[1]).items() if names}
+        return replace(
+            made,
+            settings={**made.settings, **({"trained with": chosen} if chosen else {})},
+            untested=(*_not_novel(anonymizer.made[1], self.data), *made.untested),
+        )
+
+    def _found(self, name: str, anonymizer: Anonymizer | None) -> Result:
         begun = time.monotonic()
         pictures: list[Picture] = []
         seen = {}
@@ -168,7 +195,7 @@ class _Audit:
             rows = merged(f.row for f in found if f.method != RAW)
             if self._raw_rows is None:
                 self._raw_rows = merged(f.row for f in found if f.method == RAW)
-        made = Result(
+        return Result(
             method=name,
             params={} if anonymizer is None else dict(plain(anonymizer.params())),
             data="; ".join(self._described(dataset) for dataset in self.datasets),
@@ -182,8 +209,6 @@ class _Audit:
             version=veil.__version__,
             pictures=tuple(pictures),
         )
-        keep_at(entry, made)
-        return made
 
     def _seen(self, name: str, dataset: str, anonymizer: Anonymizer | None, pictures: list[Picture]) -> Seen:
         if dataset not in self._raw:
@@ -327,6 +352,26 @@ class _Audit:
             f"Anything about {target}: the data does not say it, or no answer of the test videos is in the training videos."
             for target in unasked
         ]
+
+
+def _chosen(stage: Stage) -> dict[str, list[str]]:
+    """The labels that a run was trained with, where it was not with all."""
+    return {"actions": [*stage.use.actions], "attributes": [*stage.chosen]}
+
+
+def _not_novel(stage: Stage, data: Data) -> Iterator[str]:
+    """Where labels were chosen, for a run or for its audit: which of those that are asked for it was trained with."""
+    private = data.private or data.use
+    asked = {
+        "actions": data.actions or data.use.actions,
+        "attributes": data.attributes or private.attributes,
+    }
+    trained = _chosen(stage)
+    if data.actions and not trained["actions"] and stage.use.name == data.use.name:
+        trained["actions"] = [*data.use.actions]
+    for what, names in trained.items():
+        if both := [name for name in asked[what] if name in names]:
+            yield f"Novel {what} alone: the run was trained with {', '.join(both)}."
 
 
 def _targets(dataset: Dataset) -> list[str]:

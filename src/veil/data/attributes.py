@@ -68,7 +68,9 @@ def vispr(
 
 
 def _vispr_all(base: Path) -> tuple[str, ...]:
-    path = locate(base, "attributes.tsv", hint="get it from the VISPR page, or name its folder with labels=")
+    path = locate(
+        base, "attributes.tsv", hint="get it from the VISPR page, or name its folder with the option labels"
+    )
     rows = read_table(path, "idx", "attribute_id", delimiter="\t")
     return tuple(row["attribute_id"].strip() for row in rows if row["idx"].strip())
 
@@ -81,7 +83,7 @@ def _vispr_marks(file: Path, chosen: Sequence[str]) -> tuple[float, ...]:
 
 
 def _vispr_pickles(base: Path, subset: str) -> tuple[dict[str, tuple[Split, tuple[float, ...]]], list[str]]:
-    hint = "unpack the annotations of VISPR there, or name their folder with labels="
+    hint = "unpack the annotations of VISPR there, or name their folder with the option labels"
     files = {split: locate(base, f"{split}_labels.pkl", hint=hint) for split in ("train", "test")}
     if subset != "vispr1":
         raise VeilError(f"{files['train']} knows VISPR1 only; for {subset} {hint}")
@@ -147,7 +149,9 @@ def pa_hmdb51(
         if isinstance(marks, dict) and set(PA_ATTRIBUTES) <= set(marks)
     }
     if not runs:
-        raise VeilError(f"{base} holds no PA-HMDB51 labels like clap.json; name their folder with labels=")
+        raise VeilError(
+            f"{base} holds no PA-HMDB51 labels like clap.json; name their folder with the option labels"
+        )
     found = media(root)
     have, notes = present(runs, found, root, "PA-HMDB51 videos")
     actions = tuple(sorted({action for action, _ in runs.values()}))
@@ -282,7 +286,7 @@ def _vp(
 ) -> Dataset:
     root = folder(root, name)
     base = Path(labels or root)
-    hint = "get it from STPrivacy's page, or name its folder with labels="
+    hint = "get it from STPrivacy's page, or name its folder with the option labels"
     marks = _vectors(locate(base, file, hint=hint), len(VP_ATTRIBUTES))
     marks = {video_id(Path(video).stem): vector for video, vector in marks.items()}
     beside = base if find(base, "trainlist*.txt", "*_test_split*.txt") else root
@@ -345,7 +349,7 @@ def p_hvu(
     """
     root = folder(root, "HVU")
     base = Path(labels or root)
-    hint = "get the csv files of HVU, or name their folder with labels="
+    hint = "get the csv files of HVU, or name their folder with the option labels"
     table = read_table(locate(base, "HVU_Tags_Categories_V*.csv", hint=hint), "Tag", "Category")
     category = {row["Tag"].strip(): row["Category"].strip().lower() for row in table}
     validation = _hvu(locate(base, "HVU_Val_V*.csv", hint=hint), category)

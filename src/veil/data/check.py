@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from veil.data.sample import Dataset, Sample, Split
 from veil.video import is_image
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+SHOWN = 100  # attributes that are told to a person; thousands of tags are for the JSON
 
 # What the publications say; "training" is train and val together, as most datasets have no validation split.
 PUBLISHED: dict[str, dict[str, int]] = {
@@ -66,7 +68,8 @@ class Check:
     problem: str | None = None
     counts: tuple[Count, ...] = ()
     prevalences: dict[str, dict[str, float]] = field(default_factory=dict)  # by split, then attribute
-    actions: dict[str, int] = field(default_factory=dict)  # samples of each
+    actions: dict[str, int] = field(default_factory=dict)  # every name, and in how many samples it is
+    attributes: tuple[str, ...] = ()  # every name
     notes: tuple[str, ...] = ()
     sheet: Image.Image | None = field(default=None, repr=False)
 
@@ -88,27 +91,48 @@ class Check:
         counts = [count._asdict() for count in self.counts]
         return {**told, "usable": self.usable, "counts": counts, "notes": list(self.notes)}
 
-    def lines(self) -> list[str]:
-        """The same for a person to read."""
+    def lines(self, width: int = 80) -> list[str]:
+        """The same for a person to read; what lists names is wrapped to the width."""
         place = f" in {self.root}" if self.root else ""
         said = [f"{self.name}{place}: {'usable' if self.usable else 'not usable'}"]
         said += [f"  {count.what:<12} {count.found:>9,}{count.verdict()}" for count in self.counts]
-        if self.actions:
+        if any(self.actions.values()):
             ranked = sorted(self.actions.items(), key=lambda item: item[1])
             (few, least), (many, most) = ranked[0], ranked[-1]
             said.append(f"  samples an action: from {least:,} ({few}) to {most:,} ({many})")
+        if self.actions:
+            said += _listed("actions", self.actions, width)
+        if len(self.attributes) > SHOWN:
+            said.append(f"  attributes: the {SHOWN} most frequent ones follow; --json names all")
+        elif self.attributes:
+            said += _listed("attributes", self.attributes, width)
         for split, shares in self.prevalences.items():
-            # Thousands of tags are for the JSON; a person is helped by the most frequent.
-            shown = Counter(shares).most_common(20) if len(shares) > 20 else shares.items()
-            said.append(f"  {split}: {', '.join(f'{name} {share:.3f}' for name, share in shown)}")
+            shown = Counter(shares).most_common(SHOWN) if len(shares) > SHOWN else shares.items()
+            said += _listed(f"{split}, share with", (f"{name} {share:.3f}" for name, share in shown), width)
         return said + [f"  note: {note}" for note in self.notes]
 
 
-def check(name: str, root: Path | str | None, *, sheet: int = 24, **options: Any) -> Check:
+def _listed(title: str, names: Iterable[str], width: int) -> list[str]:
+    """Names with commas between them in lines; none is torn apart."""
+    whole = ", ".join(name.replace(" ", "\xa0") for name in names)
+    lines = textwrap.wrap(
+        whole,
+        width,
+        initial_indent=f"  {title}: ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\xa0", " ") for line in lines]
+
+
+def check(
+    name: str, root: Path | str | None, options: Mapping[str, Any] | None = None, *, sheet: int = 24
+) -> Check:
     """Read a dataset and look at it; ``sheet`` is how many samples are decoded for the contact sheet."""
     place = str(root or "")
     try:
-        dataset = data.read(name, root, **options)
+        dataset = data.read(name, root, **(options or {}))
     except VeilError as error:
         return Check(name, place, str(error))
     notes = list(dataset.notes)
@@ -126,11 +150,27 @@ def check(name: str, root: Path | str | None, *, sheet: int = 24, **options: Any
             picture = contact_sheet(tiles)
         else:
             problem = f"none of {len(broken)} samples could be decoded: {broken[0]}"
-    labels = Counter(sample.action for sample in dataset.samples if sample.action is not None)
-    actions = {action: labels[place] for place, action in enumerate(dataset.actions) if labels}
-    empty = [action for action, count in actions.items() if not count]
+    labels = Counter(label for sample in dataset.samples for label in _labels(sample))
+    actions = {action: labels[place] for place, action in enumerate(dataset.actions)}
+    empty = [action for action, count in actions.items() if labels and not count]
     notes += [f"{len(empty)} of {len(actions)} actions have no sample, such as {empty[0]}"] if empty else []
-    return Check(name, place, problem, counts, _prevalences(dataset), actions, tuple(notes), picture)
+    return Check(
+        name,
+        place,
+        problem,
+        counts,
+        _prevalences(dataset),
+        actions,
+        dataset.attributes,
+        tuple(notes),
+        picture,
+    )
+
+
+def _labels(sample: Sample) -> set[int]:
+    """The actions in a sample, be it one, or several one after the other."""
+    alone = set() if sample.action is None else {sample.action}
+    return alone | {segment.label for segment in sample.segments}
 
 
 def _counts(dataset: Dataset) -> tuple[Count, ...]:

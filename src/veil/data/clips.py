@@ -34,7 +34,7 @@ def ucf101(root: Path, *, labels: Path | None = None, split: int = 1) -> Dataset
     """
     root = folder(root, "UCF101")
     base = Path(labels or root)
-    hint = "unpack UCF101TrainTestSplits-RecognitionTask.zip there, or name its folder with labels="
+    hint = "unpack UCF101TrainTestSplits-RecognitionTask.zip there, or name its folder with the option labels"
     rows: dict[str, tuple[str, Split]] = {}  # action and split of each video
     for kind in ("train", "test"):
         for line in read_lines(locate(base, f"{kind}list{split:02d}.txt", hint=hint)):
@@ -59,7 +59,7 @@ def hmdb51(root: Path, *, labels: Path | None = None, split: int = 1, unused: bo
     lists = find(Path(labels or root), f"*{ending}")
     if not lists:
         raise VeilError(
-            f"{labels or root} holds no *{ending}; unpack test_train_splits.rar there, or use labels="
+            f"{labels or root} holds no *{ending}; unpack test_train_splits.rar there, or name their folder with the option labels"
         )
     kinds: dict[str, Split] = {"1": "train", "2": "test"}
     if unused:
@@ -95,7 +95,7 @@ def kinetics400(root: Path, *, labels: Path | None = None, test: Literal["val", 
     """
     root = folder(root, "Kinetics-400")
     base = Path(labels or root)
-    hint = "get the annotation csv files of Kinetics-400, or name their folder with labels="
+    hint = "get the annotation csv files of Kinetics-400, or name their folder with the option labels"
     rows: dict[str, tuple[str, Split]] = {}
     tests = (
         ("val.csv", "validate.csv", "kinetics_val.csv")
@@ -140,7 +140,7 @@ def kth(root: Path, *, labels: Path | None = None, unit: Literal["video", "seque
     samples: list[Sample] = []
     spans: dict[str, list[tuple[int, int]]] = {}
     if unit == "sequence":
-        hint = "get 00sequences.txt from the KTH page, or name its folder with labels="
+        hint = "get 00sequences.txt from the KTH page, or name its folder with the option labels"
         for line in read_lines(locate(Path(labels or root), "00sequences.txt", hint=hint)):
             ranges = re.findall(r"(\d+)-(\d+)", line.partition("frames")[2])
             spans[line.split()[0]] = [(int(first) - 1, int(last)) for first, last in ranges]
@@ -200,7 +200,7 @@ def ipn(root: Path, *, labels: Path | None = None) -> Dataset:
     """
     root = folder(root, "IPN Hand")
     base = Path(labels or root)
-    hint = "get the annotations of IPN Hand, or name their folder with labels="
+    hint = "get the annotations of IPN Hand, or name their folder with the option labels"
     columns = "video", "label", "t_start", "t_end"
     rows: dict[Split, list[dict[str, str]]] = {
         "train": read_table(locate(base, "Annot_[Tt]rainList.txt", hint=hint), *columns),

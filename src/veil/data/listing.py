@@ -10,10 +10,18 @@ from veil.core import VeilError
 from veil.video import is_image, is_video
 
 
+class NoFolder(VeilError):
+    """A dataset is to be read, but nothing says from where."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is read from disk; give the folder that holds it")
+        self.what = what
+
+
 def folder(root: Path | str | None, what: str) -> Path:
     """The root of a dataset, which must be there."""
     if root is None:
-        raise VeilError(f"{what} is read from disk; give the folder that holds it")
+        raise NoFolder(what)
     if not Path(root).is_dir():
         raise VeilError(f"{root} is no folder; give the one that holds {what}")
     return Path(root)

@@ -74,6 +74,8 @@ __all__ = [
 ]
 
 
+# What the options of `read` may be: the first and the last; frames of fewer pixels show nobody.
+RANGES = {"count": (1, 1_000_000), "seed": (0, 2**63 - 1), "size": (16, 2048)}
 _SOFT = ImageFilter.GaussianBlur(3)
 
 
@@ -85,15 +87,21 @@ def _world(seed: int, size: int, device: str) -> World:
 def read(
     root: Path | None = None,
     *,
-    kind: Kind = "clips",
+    kind: str = "clips",
     count: int | None = None,
     seed: int = 0,
     size: int = 112,
 ) -> Dataset:
-    """The first ``count`` videos of a kind; they are made, so that nothing is read from ``root``."""
+    """The first ``count`` videos of a `Kind`; they are made, so that there is no ``root`` to read from."""
+    if root is not None:
+        raise VeilError(f"the synthetic world is made, not read from {root}; leave the folder out")
     if kind not in KINDS:
         raise VeilError(f"the synthetic world has no {kind!r}; choose one of {', '.join(KINDS)}")
-    world, index = _world(seed, size, "cpu"), torch.arange(COUNTS[kind] if count is None else count)
+    count = COUNTS[kind] if count is None else count
+    for (option, (least, most)), value in zip(RANGES.items(), (count, seed, size), strict=True):
+        if not least <= value <= most:
+            raise VeilError(f"the option {option} of synthetic is {value}; it must be from {least} to {most}")
+    world, index = _world(seed, size, "cpu"), torch.arange(count)
     truth, script = world.truth(index, kind), world.script(index, kind)
     actions, identities = truth.action.tolist(), truth.identity.tolist()
     # Where all look alike, there is nothing private to be seen.

@@ -34,7 +34,7 @@ def thumos14(root: Path, *, labels: Path | None = None, features: Path | None = 
     left out.
     """
     root = folder(root, "THUMOS14")
-    hint = "get the annotation json of THUMOS14, or name its folder with labels="
+    hint = "get the annotation json of THUMOS14, or name its folder with the option labels"
     path = locate(Path(labels or root), "thumos*14*.json", "*thumos*.json", hint=hint)
     told = read_json(path)
     database = told.get("database") if isinstance(told, dict) else None
@@ -94,7 +94,7 @@ def ucf_crime(root: Path, *, labels: Path | None = None, features: Path | None =
     """
     root = folder(root, "UCF-Crime")
     base = Path(labels or root)
-    hint = "get the lists of UCF-Crime, or name their folder with labels="
+    hint = "get the lists of UCF-Crime, or name their folder with the option labels"
     train = read_lines(locate(base, "Anomaly_Train.txt", "ucf-crime.list", "ucf-i3d.list", hint=hint))
     test = read_lines(locate(base, "Anomaly_Test.txt", "ucf-crime-test.list", "ucf-i3d-test.list", hint=hint))
     kinds: dict[str, Split] = {_crime_name(line): "train" for line in train}

@@ -36,7 +36,7 @@ from veil.losses import (
 from veil.methods.spact import Redraw
 from veil.methods.stage import Batch, Stage, Staged, named, of_clips, of_frames, setup
 from veil.nn import unet
-from veil.recipe import STRICT, Training
+from veil.recipe import STRICT, Seed, Training
 
 Ignorance = Literal["uniform", "entropy", "reversal"]
 
@@ -166,7 +166,7 @@ class Adversarial:
     lr_warm: Annotated[float, Field(gt=0)] = 1e-3
     lr: Annotated[float, Field(gt=0)] = 1e-4
     lr_others: Annotated[float, Field(gt=0)] = 1e-4
-    seed: int = 0
+    seed: Seed = 0
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {"restart": 200},

@@ -168,6 +168,12 @@ class BDQRecipe:
     hardness: Annotated[float, Field(gt=0)] = 5.0
     sigma: Sigma = "learned"
 
+    def __post_init__(self) -> None:
+        if self.stage.length < 2:
+            raise VeilError(
+                f"BDQ shows what differs from the frame before: raise game.stage.length, which is {self.stage.length}."
+            )
+
     @property
     def steps(self) -> int:
         """Batches in all."""

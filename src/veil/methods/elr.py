@@ -30,7 +30,7 @@ from veil.core import VeilError
 from veil.fit import Game, Move, Terms
 from veil.losses import answer_loss
 from veil.methods.stage import Batch, Stage, Staged, named, of_clips, setup
-from veil.recipe import STRICT, Training
+from veil.recipe import STRICT, Seed, Training
 
 SHIFT, SCALE, TURN = 0.5, 0.1, math.radians(5)  # the largest: of a coarse pixel, of the size, in radians
 POOL, COUNT = 64, 8
@@ -171,7 +171,7 @@ class ELR:
     task_weights: str | None = None
     steps: Annotated[int, Field(ge=2)] = 1000
     lr: Annotated[float, Field(gt=0)] = 1e-3
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         if self.count > self.pool:

@@ -36,7 +36,7 @@ from veil.fit import Game, Move, Schedule, Terms, rank, world
 from veil.losses import single_label
 from veil.methods.stage import Reel, Stage, Staged, setup
 from veil.nn import onnx
-from veil.recipe import STRICT, Training
+from veil.recipe import STRICT, Seed, Training
 
 PHASES = 64  # of a video, at which means are held
 LIMIT = 4.0  # deviations beyond which a change counts no more
@@ -286,7 +286,7 @@ class EveryoneRecipe:
     steps: Annotated[int, Field(ge=2)] = 2500
     lr: Annotated[float, Field(gt=0)] = 2e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         if self.cell % 2 or self.stage.size % self.cell:
@@ -313,7 +313,7 @@ class EveryoneRecipe:
             likely = torch.logsumexp(-net.far(drawn) / self.sharp, 2)  # (B, actions)
             return {
                 "distance": +(drawn - batch.wanted).square().mean(),
-                "action": +self.tell * single_label(likely, batch.action),
+                "tell": +self.tell * single_label(likely, batch.action),
             }
 
         plan = Schedule(warmup=min(50, self.steps // 4), shape="cosine", updates=self.steps, floor=0.01)

@@ -73,6 +73,11 @@ class Exported(Anonymizer):
         """All that the file says of itself."""
         return self._opened[1]
 
+    @property
+    def name(self) -> str:
+        """See `Anonymizer`: what it was trained by."""
+        return str(self.told.get("method", "exported"))
+
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         """See `Anonymizer`."""
         return redrawn(windows, self._redraw, self.shape, MOST)

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+import veil
 from veil import config
 from veil.core import Anonymizer, Frames, Veiled, VeilError
 from veil.methods.adversarial import Adversarial
@@ -63,6 +64,7 @@ RECIPES: dict[str, type[Learning]] = {
     "noisy": NoisyRecipe,
     "everyone": EveryoneRecipe,
 }
+OTHERS = ("recognize", "encoder", "splavu")  # what else `veil train` trains
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,17 @@ class Learned(Anonymizer):
         try:
             net.load_state_dict(load_file(path))
         except (SafetensorError, RuntimeError, OSError) as error:
-            why = str(error).strip().splitlines()[0]
+            told = [line.strip() for line in str(error).strip().splitlines()]
+            why = " ".join(told[1:] or told)[:200]  # of several lines, torch's first says nothing
             raise VeilError(
                 f"{path} does not hold the weights of its run ({why}): train it again."
             ) from error
         return net.eval().to(self.device), recipe.stage
+
+    @property
+    def name(self) -> str:
+        """See `Anonymizer`: what it was trained by."""
+        return recipe_in(Path(self.weights).parent)[0]
 
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         """See `Anonymizer`."""
@@ -145,7 +153,6 @@ def _recipe(folder: Path) -> Learning:
     """How the run in a folder was trained."""
     kind, plain = recipe_in(folder)
     if kind not in RECIPES:
-        raise VeilError(
-            f"{folder} is a run of '{kind}', which anonymizes nothing: name a run of {', '.join(RECIPES)}."
-        )
+        why = "anonymizes nothing" if kind in OTHERS else f"Veil {veil.__version__} does not know"
+        raise VeilError(f"{folder} is a run of '{kind}', which {why}: name a run of {', '.join(RECIPES)}.")
     return config.checked(plain, RECIPES[kind], lambda key: str(folder / "run.json"))

@@ -24,7 +24,7 @@ from veil.fit import Game, Move, Series, Terms
 from veil.losses import answer_loss
 from veil.methods.stage import Batch, Stage, Staged, named, of_clips, of_frames, setup
 from veil.nn.unet import UNet, per_frame
-from veil.recipe import STRICT, Training
+from veil.recipe import STRICT, Seed, Training
 
 
 class NoisyFeatures(nn.Module):
@@ -80,7 +80,7 @@ class NoisyRecipe:
     lr_draw: Annotated[float, Field(gt=0)] = 1e-3
     lr_warm: Annotated[float, Field(gt=0)] = 1e-3
     lr: Annotated[float, Field(gt=0)] = 1e-4
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         named((self.task,), (self.budget,))

@@ -35,7 +35,7 @@ from veil.losses import MomentumQueue, answer_loss, capped, nt_xent, rotation_lo
 from veil.methods.stage import Batch, Stage, Staged, named, of_clips, of_frames, setup
 from veil.nn import unet
 from veil.nn.image import Network
-from veil.recipe import STRICT, Training
+from veil.recipe import STRICT, Seed, Training
 
 Contrast = Literal["nt_xent", "moco", "rotnet"]
 QUEUE = 1024  # keys that MoCo remembers; the released code has none of it
@@ -194,7 +194,7 @@ class SPAct:
     lr_warm: Annotated[float, Field(gt=0)] = 1e-3
     lr: Annotated[float, Field(gt=0)] = 1e-4  # of A in the game
     lr_others: Annotated[float, Field(gt=0)] = 1e-4  # of T and B in the game
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         clips = self.branch == "spatiotemporal"  # else the budget networks see frames

@@ -56,7 +56,7 @@ from veil.losses import capped, nt_xent, uninformative
 from veil.methods.adapter import Adapter, Context, check_others
 from veil.methods.erase import leace, moving, telling
 from veil.nn import encoders
-from veil.recipe import STRICT, Training
+from veil.recipe import STRICT, Seed, Training
 from veil.run import recipe_in, weights_in
 from veil.tasks.action import Action
 from veil.tasks.anomaly import MGFN, binned
@@ -170,7 +170,7 @@ class SPLAVU:
     lr_anomaly: Annotated[float, Field(gt=0)] = 1e-3
     lr_match: Annotated[float, Field(gt=0)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    seed: int = 0
+    seed: Seed = 0
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {

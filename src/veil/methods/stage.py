@@ -38,6 +38,7 @@ ROOM = (
 CHECKED = 96  # validation videos that are looked at in training
 
 Pairs = Literal["views", "frames", "near", "far"]
+Kept = Literal["action", "attributes"]
 Private = Literal["identity", "attributes"]
 
 
@@ -45,13 +46,20 @@ Private = Literal["identity", "attributes"]
 class Source:
     """A dataset, and which labels of it are used."""
 
-    name: str = "synthetic"
+    name: str
     root: str | None = None
     options: dict[str, str | int] = Field(default_factory=dict)
     actions: tuple[
         str, ...
     ] = ()  # only these; none: all. With others in the audit: the novel-action protocol
-    attributes: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()  # likewise
+
+    def __post_init__(self) -> None:
+        if self.name == "synthetic" and self.root is not None:
+            raise ValueError(
+                f'name is "synthetic", whose videos are made, so that nothing of {self.root} would be read: '
+                "set name to the dataset that lies there, or leave root out"
+            )
 
     def read(self, size: int) -> Dataset:
         """The dataset; the synthetic world is made at that size."""
@@ -63,9 +71,11 @@ class Source:
 class Stage:
     """What is played with: which videos, how clips and pairs are taken from them, how many make a batch."""
 
-    use: Source = Field(default_factory=Source)  # has the actions
+    use: Source = Field(default_factory=lambda: Source(name="synthetic"))  # has the actions
+    keep: Kept = "action"  # what of them is kept: one action a video, or the attributes, where these are tags of actions
     private: Source | None = None  # has the people to be hidden; none: those in the same videos
-    target: Private | None = None  # what of them is private; none: who they are, or else their attributes
+    # What of them is private; none: the attributes where some are chosen, or else who they are, or else all attributes.
+    target: Private | None = None
     size: Annotated[int, Field(ge=16, le=512)] = 112
     length: Annotated[int, Field(ge=1, le=64)] = 16  # frames in a clip
     skip: Annotated[int, Field(ge=1, le=16)] = 2  # frames from one to the next
@@ -77,6 +87,28 @@ class Stage:
     batch: Annotated[int, Field(ge=1)] = 24  # clips
     stills: Annotated[int, Field(ge=1)] = 64  # pairs
     held: Annotated[int, Field(ge=2)] = 160  # frames of a video that are kept, from its middle
+
+    def __post_init__(self) -> None:
+        people = "use" if self.private is None else "private"
+        if people == "private" and self.keep == "action" and self.use.attributes:
+            raise ValueError(
+                "use.attributes would not be looked at: set private.attributes, of the people to be hidden"
+            )
+        if self.target == "identity" and self.chosen:
+            raise ValueError(
+                f'target = "identity" and {people}.attributes say two things: leave one of them out'
+            )
+        if self.target == self.keep == "attributes" and people == "use":
+            raise ValueError(
+                "the same attributes are to be kept and to be hidden: change keep, target or private"
+            )
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The attributes of the people that were chosen to be hidden."""
+        if self.private is not None:
+            return self.private.attributes
+        return self.use.attributes if self.keep == "action" else ()
 
 
 class Batch(NamedTuple):
@@ -202,6 +234,8 @@ class Staged:
     def __init__(self, stage: Stage, device: torch.device, seed: int) -> None:
         self.stage, self.device, self.seed = stage, device, seed
         use = stage.use.read(stage.size)
+        if not (use.actions if stage.keep == "action" else use.attributes):  # before any frame is read
+            raise VeilError(_nothing_to_keep(use, stage.keep))
         self.train = Reel(use, "train", stage.size, stage.held, device)
         self.val = Reel(use, "val", stage.size, stage.held, device)
         self.people = self.train
@@ -288,25 +322,22 @@ class Staged:
         return here, there
 
     def _actions(self) -> tuple[Tensor, Tensor]:
-        """The one action of each video, or, where a dataset has tags only, all of them."""
-        for target in ("action", "attributes"):
-            train, val = self.train.truth(target), self.val.truth(target, least=1)
-            if train is not None and val is not None:
-                return train, val
-        raise VeilError(
-            f"the videos of {self.train.dataset.name} do not say two different actions: "
-            "choose data whose actions are to be kept."
-        )
+        """The one action of each video, or, where attributes are kept, all of them."""
+        train, val = self.train.truth(self.stage.keep), self.val.truth(self.stage.keep, least=1)
+        if train is None or val is None:
+            told = "two different actions" if self.stage.keep == "action" else "their attributes"
+            raise VeilError(
+                f"the videos of {self.train.dataset.name} do not say {told}: choose data whose actions are to be kept."
+            )
+        return train, val
 
     def _private(self) -> Tensor | None:
         """What is not to be seen of each of the people, where it is known."""
-        wanted = self.stage.target
+        wanted = self.stage.target or ("attributes" if self.stage.chosen else None)
         if wanted is None:
             found = self.people.truth("identity")
-            found = self.people.truth("attributes") if found is None else found
-            # Tags that are the actions are to be kept.
-            kept = found is not None and found.ndim == self.actions.ndim == 2 and self.people is self.train
-            return None if kept else found
+            kept = self.stage.keep == "attributes" and self.people is self.train
+            return self.people.truth("attributes") if found is None and not kept else found
         found = self.people.truth(wanted)
         if found is None:
             knows = [known for known in ("identity", "attributes") if self.people.truth(known) is not None]
@@ -351,6 +382,17 @@ class Staged:
 
     def _looked_at(self) -> Tensor:
         return torch.arange(0, len(self.val), max(1, len(self.val) // CHECKED))
+
+
+def _nothing_to_keep(dataset: Dataset, keep: Kept) -> str:
+    if keep == "attributes":
+        return f'{dataset.name} has no attributes, which stage.keep = "attributes" keeps: leave that out.'
+    tags = (
+        ', or set stage.keep = "attributes" where its attributes are tags of actions'
+        if dataset.attributes
+        else ""
+    )
+    return f"{dataset.name} has no actions, which are what is kept: choose other data{tags}."
 
 
 def setup(device: torch.device, devices: int, seed: int, *, ema: float | None = None) -> Setup:

@@ -38,7 +38,7 @@ from veil.losses import nt_xent
 from veil.nn.encoders import LENGTH, Compact
 from veil.nn.image import HALVES
 from veil.nn.partnet import read_net, save_net
-from veil.recipe import STRICT, Training
+from veil.recipe import STRICT, Seed, Training
 
 NOTHING = len(ACTIONS)  # the label of moments in which no action goes on
 QUARTERS = 4  # of a clip, in each of which something of its own may happen
@@ -167,7 +167,7 @@ class EncoderRecipe:
     w_private: float = 1.0
     w_pair: float = 0.2
     w_fill: float = 1.0
-    seed: int = 0
+    seed: Seed = 0
 
     def pools(self, device: torch.device, *, held_out: bool = False) -> dict[Kind, Pool]:
         """The videos to learn from, or those to check with."""

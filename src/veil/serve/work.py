@@ -59,6 +59,11 @@ class Watched(Anonymizer):
 
         return self._watched(windows, run)
 
+    @property
+    def name(self) -> str:
+        """That of the anonymizer that is watched."""
+        return self.inner.name
+
     def params(self) -> dict[str, Any]:
         """Those of the anonymizer that is watched."""
         return self.inner.params()
