@@ -111,6 +111,13 @@ def drive(folder: Path) -> None:
     print(json.dumps({"moments": moments, "code": process.exitcode}))
 
 
+def test_what_one_left_that_was_killed_at_its_end_goes(begun):
+    (begun / ".veil-000000000000.json").touch()
+    with Run.open(begun) as run:
+        run.finish()
+    assert not [name for name in names(begun) if ".veil-" in name]
+
+
 def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path):
     result = subprocess.run([sys.executable, __file__, tmp_path], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0 and result.stderr == "", result.stderr

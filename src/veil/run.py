@@ -256,6 +256,7 @@ class Run:
         """Say that the run has come to its end."""
         self.about["finished"] = True
         if rank() == 0:
+            _clear_drafts(self.folder)  # of one that was killed at its end
             _write_json(self.folder / "run.json", self.about)
         self.close()
 
