@@ -77,10 +77,11 @@ def test_who_kills_its_workers_is_lost_alone(address, tmp_path):
     assert found.pop(4) == Lost("this is a mistake of Veil's (four is too many)")
     assert found == {number: number * number for number in range(40) if number not in (3, 4)}
     tried = {path.name: path.stat().st_size for path in tmp_path.glob("tried-*")}
-    assert tried.pop("tried-3") >= 3
+    died = tried.pop("tried-3")
+    assert died >= 3
     # What was in hand when a worker died is done again: what was begun behind it, or answered too late to be heard.
     assert sum(count - 1 for count in tried.values()) <= 4
-    assert 2 <= len([*tmp_path.glob("made-*")]) <= 2 + 4  # once each, and one for each that died
+    assert 2 <= len([*tmp_path.glob("made-*")]) <= 2 + died + 1  # once each, and one for each that died
     with pytest.raises(VeilError, match="not on this machine"):
         list(spread(Unmade, range(3), address, 2))
     with pytest.raises(VeilError, match="no machine of the cluster has more than 0 GPUs"):
