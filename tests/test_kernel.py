@@ -278,11 +278,12 @@ def test_what_is_faint_and_stays_in_one_place_is_found_by_the_kernel_alone():
     for recognizer, effort in (
         (Recognizer("kernel", "frames"), Effort(batch=16)),
         (Recognizer("small2d", "frames"), Effort(steps=120, rounds=1, batch=24, lr=3e-3)),
+        (Recognizer("small3d", "clips"), Effort(steps=50, rounds=1, batch=24, lr=3e-3, length=8)),
     ):
         trained = learn(recognizer, "identity", train, val, effort=effort)
         found[str(recognizer)] = trained.score(test)[0].value
     assert found["kernel on frames"] > 0.9, found
-    assert found["small2d on frames"] < 0.45, found  # chance: 1/6
+    assert found["small2d on frames"] < 0.45 and found["small3d on clips"] < 0.45, found  # chance: 1/6
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

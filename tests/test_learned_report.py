@@ -95,3 +95,17 @@ def test_plot(bench: ModuleType, rows: Path) -> None:
         if float(c.get("cy") or 0) > bench.TOP
     }
     assert at[colours["raw"]] < at[colours["filter"]] < at[colours["learned"]]
+
+
+def test_other_networks_are_told_one_by_one(bench: ModuleType) -> None:
+    """Each by itself, where it was trained on what a method leaves; none in the cell of one that did not judge it."""
+    raw = row("utility", "x", 0.9), row("leakage", "y", 1.0), row("leakage", "y on one frame", 0.8)
+    ours = row("utility", "x", 0.8), row("utility", "x", 0.1, "raw")
+    found = [
+        bench.Found(name, (Result(name, {}, "utd-mhad", rows, (), {}, ()),))
+        for name, rows in (("raw", raw), ("Everyone", ours))
+    ]
+    page = bench.by_network(found)
+    assert line_of(page, "x") == ["x", "action", ".900", ".800"]
+    assert line_of(page, "y") == ["y", "identity", "1.000", ""]
+    assert len(page.splitlines()) == 4

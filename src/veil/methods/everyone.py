@@ -10,10 +10,10 @@ and V_a the training videos of that action::
     A(x) = m_b(ψ + kΔ) of the b and ψ ∈ Ψ for which d_b(ψ) is least    of eight frames at once
 
 What leaves is never drawn from the person: it is one of the pictures of everybody, of which there are some hundreds, for
-every eight frames one b and one ψ of `moments`, evenly spread. All that can tell who it is, is what they do and when. (G's own drawing, which is close to
-m_a(φ) but not equal, would not do: networks that attack it find little, but a kernel machine finds faint traces of
-nearly everybody; `snap = false` is that.) G sees means over cells half as large, and what changed in them since the frame
-before, of people moved, scaled and weakened or strengthened at random.
+every eight frames one b and one ψ. Ψ are `moments` of an action, evenly spread. All that can tell who it is, is what they
+do and when. (G's own drawing, which is close to m_a(φ) but not equal, would not do: networks that attack it find little,
+but a kernel machine finds faint traces of nearly everybody; `snap = false` is that.) G sees means over cells half as large,
+and what changed in them since the frame before, of people moved, scaled and weakened or strengthened at random.
 
 The price: an action that was not trained with is shown as the nearest one that was. Δ is the mean pace of training videos.
 """
@@ -278,9 +278,7 @@ class EveryoneRecipe:
     cell: Annotated[int, Field(ge=2, le=64)] = 8  # pixels
     width: Annotated[int, Field(ge=8, le=128)] = 32
     snap: bool = True  # false, to compare with: what leaves is G's own drawing
-    moments: Annotated[int, Field(ge=1, le=PHASES)] = (
-        PHASES  # of an action, from which eight frames may be shown
-    )
+    moments: Annotated[int, Field(ge=1, le=PHASES)] = PHASES  # |Ψ|
     tell: Annotated[float, Field(ge=0)] = 0.02  # w
     sharp: Annotated[float, Field(gt=0)] = 0.01  # τ
     steps: Annotated[int, Field(ge=2)] = 2500
