@@ -29,7 +29,7 @@ def export(run: Path) -> None:
     net, stage = load(run).made
     assert isinstance(net, everyone.Everyone)
     everyone.to_onnx(net, EVERYONE, stage)
-    light = everyone.halves(torch.rand(8, 3, 16, stage.size, stage.size), net.cell)
+    light = everyone.halves(torch.rand(8, 3, 3 * everyone.SEEN, stage.size, stage.size), net.cell)
     with torch.inference_mode():
         expected = net.shown(light).numpy()
     (found,) = session(EVERYONE).run(None, {"images": light.numpy()})

@@ -6,7 +6,7 @@ import torch
 
 from veil.core import VeilError
 from veil.methods import make
-from veil.methods.everyone import PHASES, Everyone, EveryoneRecipe, Means, halves, to_onnx
+from veil.methods.everyone import PHASES, Everyone, EveryoneRecipe, Means, Pick, halves, to_onnx
 from veil.methods.stage import Source, Stage, Staged
 from veil.nn.onnx import session
 
@@ -64,9 +64,9 @@ def test_batches_follow_from_their_number(means):
     assert one.light.shape == (6, 8, 8, 8) and one.wanted.shape == (6, 8, 4, 4)
 
 
-def filled(snap: bool = True) -> Everyone:
+def filled(pick: Pick = "chance") -> Everyone:
     torch.manual_seed(0)
-    net = Everyone(cell=8, width=8, snap=snap).eval()
+    net = Everyone(cell=8, width=8, pick=pick).eval()
     net.pictures = torch.randn(3, 5, 4, 4)
     net.pace.fill_(0.5)
     net.mean.fill_(0.5)
@@ -93,22 +93,42 @@ def test_what_leaves_is_a_picture_of_everybody():
         shown = net.shown(torch.rand(4, 16, 8, 8)).flatten(0, 1).flatten(1)  # (64, 16)
     assert torch.cdist(shown, known, compute_mode="donot_use_mm_for_euclid_dist").amin(1).max() < 1e-5
     with torch.no_grad():
-        free = filled(snap=False).shown(torch.rand(4, 16, 8, 8)).flatten(0, 1).flatten(1)
+        free = filled("nothing").shown(torch.rand(4, 16, 8, 8)).flatten(0, 1).flatten(1)
     assert torch.cdist(free, known).amin(1).max() > 0.1
 
 
-def test_fewer_moments_show_fewer_runs():
-    """Of an action only so many runs can leave, evenly spread over it."""
-    net = filled()
-    net.moments = 2
-    runs = (
-        net._runs(16)[:, [1, 3]] * net.deviation + net.mean
-    )  # of 5 pictures, around the second and the fourth
+def test_a_block_is_one_action_and_one_moment_however_dense_its_frames_are():
+    net = filled("nearest")
+    net.pictures = torch.randn(3, 9, 4, 4)
     with torch.no_grad():
-        shown = net.shown(torch.rand(64, 16, 8, 8))
-    far = torch.cdist(shown.flatten(1), runs.clamp(0, 1).flatten(0, 1).flatten(1))
-    assert far.amin(1).max() < 1e-2  # rounding of the products
-    assert far.argmin(1).unique().numel() > 1
+        shown = net.shown(torch.rand(6, 48, 8, 8))
+    runs = net.pictures * net.deviation + net.mean
+    for clip in shown:
+        far = torch.cdist(clip.flatten(1), runs.clamp(0, 1).flatten(0, 1).flatten(1))
+        action, phase = far.argmin(1) // 9, far.argmin(1) % 9
+        assert far.amin(1).max() < 1e-2 and action.unique().numel() == 1
+        # From one frame to the next a third of what lies between frames that are looked at: in 48 frames 8 pictures.
+        assert (phase.diff() >= 0).all() and phase.diff().max() <= 1 and phase[-1] - phase[0] >= 3
+
+
+def test_moments_are_shown_as_often_as_they_are_likely():
+    """Chance follows from the grey levels alone, and from each of them."""
+    net = filled()
+    light = torch.randint(0, 12_241, (4000, 16, 2, 2), generator=torch.Generator().manual_seed(0)) / 12_240
+    likely = torch.tensor([0.5, 0.0, 0.2, 0.3, 0.0])
+    near = -net.sharp * likely.log()
+    net.far = lambda drawn: torch.stack([near, near + 1, near + 1]).expand(len(drawn), -1, -1)
+    net.draw = lambda seen: seen[:, 0]
+    net.pace.fill_(0)
+    with torch.no_grad():
+        shown = net.shown(light)[:, 0]  # (4000, 4, 4)
+        assert torch.equal(shown, net.shown(light)[:, 0])
+    known = (net.pictures[0] * net.deviation + net.mean).clamp(0, 1)
+    found = torch.cdist(shown.flatten(1), known.flatten(1)).argmin(1).bincount(minlength=5) / len(light)
+    assert torch.allclose(found, likely, atol=0.03)
+    other = light.clone()
+    other[:, 7, 1, 0] = (other[:, 7, 1, 0] - 1 / 12_240).abs()  # one level, in one half-cell of one frame
+    assert ((net.chance(other) - net.chance(light)).abs() > 0.1).all()
 
 
 def test_pictures_are_loaded_however_many_there_are():
@@ -131,11 +151,12 @@ def test_a_clip_does_not_depend_on_its_neighbours_and_stays_in_range():
 def test_its_file_says_what_it_says(tmp_path):
     net = filled()
     to_onnx(net, tmp_path / "net.onnx", STAGE)
-    light = torch.rand(3, 16, 8, 8)
-    (cells,) = session(tmp_path / "net.onnx").run(None, {"images": light.numpy()})
-    with torch.no_grad():
-        expected = net.shown(light)
-    assert np.abs(expected.numpy() - np.asarray(cells)).max() < 2e-3  # its weights are stored in 16 bits
+    for count, length in ((3, 16), (1, 80)):
+        light = torch.rand(count, length, 8, 8)
+        (cells,) = session(tmp_path / "net.onnx").run(None, {"images": light.numpy()})
+        with torch.no_grad():
+            expected = net.shown(light)
+        assert np.abs(expected.numpy() - np.asarray(cells)).max() < 2e-3  # its weights are stored in 16 bits
 
 
 @pytest.mark.parametrize("cell", [7, 12])

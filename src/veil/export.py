@@ -281,11 +281,10 @@ def _subject(method: str) -> Subject:
         if _kind(folder) == "splavu":
             return Latents(splavu.load(folder))
         run = learned.load(folder)
-        return Pictures(_kind(folder), run.made[0], run.shape, 1 if run.shape.square else run.shape.skip)
+        return Pictures(_kind(folder), run.made[0], run.shape)
     anonymizer = make(method)
     if isinstance(anonymizer, builtin.Everyone):
-        # The world that it was trained in has ten frames a second.
-        return Pictures("everyone", everyone(), anonymizer.shape, 1)
+        return Pictures("everyone", everyone(), anonymizer.shape)
     raise VeilError(
         f"{method} is not learned, and there is nothing to export: name the folder of a run of `veil train`, or everyone."
     )
@@ -303,9 +302,8 @@ class Pictures:
 
     kind, output, unit, tolerance = "frames", "drawn", "levels of 255", 1.0
 
-    def __init__(self, name: str, net: nn.Module, shape: Shape, made_skip: int) -> None:
-        """`made_skip`: the stride at which the synthetic world is looked at."""
-        self.name, self.net, self._made_skip = name, net.eval(), made_skip
+    def __init__(self, name: str, net: nn.Module, shape: Shape) -> None:
+        self.name, self.net = name, net.eval()
         self._one = isinstance(net, ONE_SIZE)
         self.shape = shape._replace(square=shape.square or self._one)
         self._alone = shape.block == 1 and shape.past == 0 and shape.future == 0
@@ -343,7 +341,7 @@ class Pictures:
             clips += _clips(sample(FRAMES // 2, (160, 120)), self.shape)
             world = read("synthetic", size=96, count=8)
             for video in world.samples:
-                clips += _clips(world.frames(video), self.shape._replace(skip=self._made_skip))
+                clips += _clips(world.frames(video), self.shape)
             words = "the demo's video and 8 of the synthetic world"
         # Spread over all videos; those of one size apart, for a run takes one size.
         chosen = [clips[i] for i in np.unique(np.linspace(0, len(clips) - 1, CLIPS).astype(int))]
@@ -498,14 +496,14 @@ def everyone() -> Everyone:
         if name.startswith("net.")
     }
     for node in model.graph.node:  # the exporter renamed the weights of norms, but not their places
-        if node.op_type in ("Mul", "Add"):
+        place = node.name.rpartition("/")[0].rpartition("/")[2]
+        if node.op_type in ("Mul", "Add") and place:
             for name in node.input:
                 if name.startswith("onnx::"):
-                    place = node.name.split("/")[-2]
                     what = "weight" if node.op_type == "Mul" else "bias"
                     state[f"{place}.{what}"] = torch.tensor(held[name].ravel())
-    told: Mapping[str, int] = {prop.key: json.loads(prop.value) for prop in model.metadata_props}
-    net = Everyone(told["cell"], len(state["exit.weight"][0]))
+    told: Mapping[str, Any] = {prop.key: json.loads(prop.value) for prop in model.metadata_props}
+    net = Everyone(told["cell"], len(state["exit.weight"][0]), sharp=told["sharp"])
     net.load_state_dict(state)
     return net.eval()
 

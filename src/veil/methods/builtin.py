@@ -41,7 +41,8 @@ class Everyone(Anonymizer):
     def shape(self) -> Shape:
         """What the network sees at once."""
         told = _everyone()[1]
-        return Shape(told["side"], self.skip, told["past"], told["block"], told["future"], square=True)
+        past, block, future = (told[name] * self.skip for name in ("past", "block", "future"))
+        return Shape(told["side"], 1, past, block, future, square=True)
 
 
 @cache

@@ -112,7 +112,8 @@ class Learned(Anonymizer):
         """What the network sees at once."""
         net, stage = self.made
         past, block, future = (int(getattr(net, name, 0)) for name in ("past", "block", "future"))
-        skip = 1 if past == 0 and block == 1 else stage.skip
+        dense = getattr(net, "dense", past == 0 and block == 1)
+        skip = 1 if dense else stage.skip
         return Shape(stage.size, skip, past, block, future, getattr(net, "square", False))
 
     @cached_property

@@ -63,15 +63,15 @@ def write(
     told: Mapping[str, Any],
     half: bool,
 ) -> None:
-    """Write what a network answers to images ``(N, 3, H, W)`` of any N, H and W as ONNX.
+    """Write what a network answers to images as ONNX.
 
     `example` is what it is traced with, `output` the answer's name, and `axes` the names of those that may be of any
-    length. With `half`, weights are stored in 16 bits, half the file, and computed with in 32. What is told goes with
+    length, of both. With `half`, weights are stored in 16 bits, half the file, and computed with in 32. What is told goes with
     it, as JSON.
     """
     from onnx import TensorProto, helper, numpy_helper
 
-    free = {"images": {0: "batch", 2: "height", 3: "width"}, output: dict(axes)}
+    free = {name: {axis: f"{name}_{what}" for axis, what in axes.items()} for name in ("images", output)}
     model = traced(net, answer, {"images": example}, output, free)
     casts = []
     for weight in model.graph.initializer if half else ():
