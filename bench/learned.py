@@ -5,8 +5,8 @@
     python bench/learned.py length DATA      who is found by the action and the length of a video, without any picture
 
 A protocol may be `utd-mhad`, `ucf-sports-utkface`, either with -novel (half of the actions, or of the attributes, train the method,
-the other half is judged), and the first with -unseen (use and attackers learn from videos that the method was not trained with)
-or -others (other networks than the table's). DATA is as in bench/audit.py, whose rows these stand beside: one file for each protocol, row and seed; files that are
+the other half is judged), and the first with -unseen (use and attackers learn from videos that the method was not trained with),
+-often (each training video is anonymized several times for them, begun a frame later) or -others (other networks than the table's). DATA is as in bench/audit.py, whose rows these stand beside: one file for each protocol, row and seed; files that are
 there are not made again, so that the table can be made in several sittings. The seed is that of the training and of the
 attackers. `python bench/learned_report.py docs/results/rows -o docs/results/learned.md` makes the tables and the plot of them,
 `python bench/audit.py merge docs/results/rows -o PAGES` one page of all.
@@ -37,7 +37,7 @@ from veil.audit.recognize import Recognizer
 from veil.audit.result import save
 from veil.audit.suites import Suite
 from veil.core import Anonymizer, Frames, Veiled
-from veil.data import Dataset
+from veil.data import Dataset, Sample
 from veil.data.attributes import UTK_RACES
 from veil.methods import learned, stage
 from veil.methods.learned import Learned
@@ -67,8 +67,8 @@ ROWS: dict[str, Row] = {
     "STPrivacy": Row("stprivacy", main=True),
     "noisy features": Row("noisy", main=True),
     "Everyone": Row("everyone", main=True),
-    "Everyone, the nearest moment": Row("everyone", ('pick="nearest"',)),
-    "Everyone, not snapped": Row("everyone", ('pick="nothing"',)),
+    "Everyone, the nearest moment": Row("everyone", ("loose=0",)),
+    "Everyone, not snapped": Row("everyone", ("snap=false",)),
     "Everyone, by distance alone": Row("everyone", ("tell=0",)),
     "Everyone, cells of 16": Row("everyone", ("cell=16",)),
     **{f"penalty B {b}": Row("penalty", (f"bound={b}",)) for b in (0.3, 0.7, 0.9)},
@@ -95,8 +95,10 @@ ROWS: dict[str, Row] = {
 # After a protocol's name:
 UNSEEN = "-unseen"  # use and attackers learn from videos that the method was not trained with
 NOVEL = "-novel"  # the method learns from half of the actions or attributes, use and attackers from the other
+OFTEN = "-often"  # use and attackers learn from each training video several times, begun a frame later
 OTHERS = "-others"  # other networks than those of the table
-KINDS = (UNSEEN, NOVEL, OTHERS)
+KINDS = (UNSEEN, NOVEL, OFTEN, OTHERS)
+BEGUN = 6  # times
 
 
 class Difference(Anonymizer):
@@ -140,7 +142,7 @@ def file_name(protocol: str, name: str, seed: int) -> str:
 def base_of(protocol: str) -> str:
     """The protocol under which a method is trained; that of novel actions is trained by itself."""
     return next(
-        (protocol.removesuffix(kind) for kind in (UNSEEN, OTHERS) if protocol.endswith(kind)), protocol
+        (protocol.removesuffix(kind) for kind in KINDS if kind != NOVEL and protocol.endswith(kind)), protocol
     )
 
 
@@ -303,6 +305,20 @@ def swapped(dataset: Dataset) -> Dataset:
     return replace(dataset, samples=samples)
 
 
+def often(dataset: Dataset) -> Dataset:
+    """The dataset with each training video several times: without its first frame, its first two, and so on."""
+    begun = {
+        f"{sample.id} from {at}": (sample, at) for sample in dataset.split("train") for at in range(BEGUN)
+    }
+    samples = [replace(sample, id=name) for name, (sample, _) in begun.items()]
+
+    def frames(sample: Sample) -> Frames:
+        one, at = begun.get(sample.id, (sample, 0))
+        return dataset.frames(one)[at:]
+
+    return replace(dataset, samples=[*samples, *dataset.split("val"), *dataset.split("test")], frames=frames)
+
+
 def table(given: argparse.Namespace) -> None:
     given.output.mkdir(parents=True, exist_ok=True)
     given.begun = time.monotonic()
@@ -318,7 +334,8 @@ def table(given: argparse.Namespace) -> None:
             labels = half(base, judged=True)
             data[name] = replace(base, **{"attributes" if base.private else "actions": labels})
         else:
-            data[name] = Data(swapped(base.use) if name.endswith(UNSEEN) else base.use)
+            change = {UNSEEN: swapped, OFTEN: often}.get(name.removeprefix("utd-mhad"), lambda use: use)
+            data[name] = Data(change(base.use))
     print(f"decoded in {time.monotonic() - given.begun:.1f} s", flush=True)
     seeds = [int(seed) for seed in given.seeds.split(",")]
     only = given.only.split(";") if given.only else None

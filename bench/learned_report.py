@@ -46,6 +46,7 @@ PROTOCOLS = {
     "utd-mhad": ("raw", *METHODS, *(name for name, row in ROWS.items() if row.main), *FIXED),
     "ucf-sports-utkface": ("raw", *METHODS, *(name for name, row in ROWS.items() if row.main), *FIXED),
     "utd-mhad-unseen": ("raw", "BDQ", *FIXED, "Everyone"),
+    "utd-mhad-often": ("raw", "Everyone, the nearest moment", "Everyone"),
     "utd-mhad-novel": ("raw", "SPAct", "BDQ", "Everyone"),
     "ucf-sports-utkface-novel": ("raw", "SPAct", "adversarial", "STPrivacy", "Everyone"),
     "utd-mhad-others": ("raw", "SPAct", "BDQ", "Everyone"),

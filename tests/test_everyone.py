@@ -6,7 +6,7 @@ import torch
 
 from veil.core import VeilError
 from veil.methods import make
-from veil.methods.everyone import PHASES, Everyone, EveryoneRecipe, Means, Pick, halves, to_onnx
+from veil.methods.everyone import PHASES, Everyone, EveryoneRecipe, Means, halves, to_onnx
 from veil.methods.stage import Source, Stage, Staged
 from veil.nn.onnx import session
 
@@ -64,9 +64,9 @@ def test_batches_follow_from_their_number(means):
     assert one.light.shape == (6, 8, 8, 8) and one.wanted.shape == (6, 8, 4, 4)
 
 
-def filled(pick: Pick = "chance") -> Everyone:
+def filled(snap: bool = True, loose: float = 0.03) -> Everyone:
     torch.manual_seed(0)
-    net = Everyone(cell=8, width=8, pick=pick).eval()
+    net = Everyone(cell=8, width=8, snap=snap, loose=loose).eval()
     net.pictures = torch.randn(3, 5, 4, 4)
     net.pace.fill_(0.5)
     net.mean.fill_(0.5)
@@ -93,12 +93,12 @@ def test_what_leaves_is_a_picture_of_everybody():
         shown = net.shown(torch.rand(4, 16, 8, 8)).flatten(0, 1).flatten(1)  # (64, 16)
     assert torch.cdist(shown, known, compute_mode="donot_use_mm_for_euclid_dist").amin(1).max() < 1e-5
     with torch.no_grad():
-        free = filled("nothing").shown(torch.rand(4, 16, 8, 8)).flatten(0, 1).flatten(1)
+        free = filled(snap=False).shown(torch.rand(4, 16, 8, 8)).flatten(0, 1).flatten(1)
     assert torch.cdist(free, known).amin(1).max() > 0.1
 
 
 def test_a_block_is_one_action_and_one_moment_however_dense_its_frames_are():
-    net = filled("nearest")
+    net = filled(loose=0)
     net.pictures = torch.randn(3, 9, 4, 4)
     with torch.no_grad():
         shown = net.shown(torch.rand(6, 48, 8, 8))
@@ -116,7 +116,7 @@ def test_moments_are_shown_as_often_as_they_are_likely():
     net = filled()
     light = torch.randint(0, 12_241, (4000, 16, 2, 2), generator=torch.Generator().manual_seed(0)) / 12_240
     likely = torch.tensor([0.5, 0.0, 0.2, 0.3, 0.0])
-    near = -net.sharp * likely.log()
+    near = -net.loose * likely.log()
     net.far = lambda drawn: torch.stack([near, near + 1, near + 1]).expand(len(drawn), -1, -1)
     net.draw = lambda seen: seen[:, 0]
     net.pace.fill_(0)

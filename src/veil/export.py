@@ -503,7 +503,7 @@ def everyone() -> Everyone:
                     what = "weight" if node.op_type == "Mul" else "bias"
                     state[f"{place}.{what}"] = torch.tensor(held[name].ravel())
     told: Mapping[str, Any] = {prop.key: json.loads(prop.value) for prop in model.metadata_props}
-    net = Everyone(told["cell"], len(state["exit.weight"][0]), sharp=told["sharp"])
+    net = Everyone(told["cell"], len(state["exit.weight"][0]), loose=told["loose"])
     net.load_state_dict(state)
     return net.eval()
 

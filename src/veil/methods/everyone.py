@@ -6,18 +6,18 @@ and V_a the training videos of that action::
 
     m_a(φ) = mean over x' ∈ V_a of r(x')(φ)                    a picture of everybody
     d_b(ψ) = mean over the frames k of |G(x)_k − m_b(ψ + kΔ)|²         G sees 16 frames of x, not a and not φ
-    p(b, ψ) ∝ exp(−d_b(ψ) / τ)                                 what x shows, as G sees it
-    G  ←  descend |G(x)(φ) − m_a(φ)|² − w · ln p(a)
-    A(x) = m_b(ψ + kΔ) of the b for which p(b) is greatest, and a ψ by chance, from p(ψ | b)      of a block at once
+    G  ←  descend |G(x)(φ) − m_a(φ)|² + w · CE(softmax_b of log Σ_ψ exp(−d_b(ψ) / τ), a)
+    A(x) = m_b(ψ + kΔ) of the b that is nearest, least d_b(ψ) over ψ; ψ by chance, p(ψ) ∝ exp(−d_b(ψ) / σ)
 
-What leaves is never drawn from the person: it is one of the pictures of everybody, of which there are some hundreds, for
-every block one b and one ψ. All that can tell who it is, is what they do and when; and since ψ is drawn by chance, when is
-told no better than G is sure of it (`pick = "nearest"`, the ψ for which d_b(ψ) is least, tells more of who it is). Chance is
-a number that follows from every grey level of the block: whoever has the video gets the same again, so that asking
-often averages nothing away; to whoever has not, it is chance. (G's own drawing, which is close to m_a(φ) but not equal,
-would not do: networks that attack it find little, but a kernel machine finds faint traces of nearly everybody; `pick =
-"nothing"` is that.) G sees means over cells half as large, and what changed in them since the frame before, of people moved,
-scaled and weakened or strengthened at random. It sees every `skip`-th frame, from each of the first `skip` frames on; d is the
+What leaves is never drawn from the person: it is one of the pictures of everybody, of which there are some hundreds; for
+every block of frames one b and one ψ. All that can tell who it is, is what they do and when; and when is told with noise. (`loose`
+is σ; of none, the nearest ψ leaves, which tells more of who it is.) Chance is a number that follows from every grey level of
+the block: whoever has the video gets the same again, so that asking often averages nothing away; to whoever has not, it is
+chance. (G's own drawing, which is close to m_a(φ) but not equal, would not do: networks that attack it find little, but a
+kernel machine finds faint traces of nearly everybody; `snap = false` is that.)
+
+G sees means over cells half as large, and what changed in them since the frame before, of people moved,
+scaled and weakened or strengthened at random. It looks at every `skip`-th frame, `skip` times, so that it has seen each; d is the
 mean over those.
 
 The price: an action that was not trained with is shown as the nearest one that was. Δ is the mean pace of training videos.
@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +49,6 @@ WINDOWS = 3  # of a validation video that are looked at
 PAST, BLOCK, FUTURE = 4, 8, 4  # frames that are looked at before, in and after a block that is drawn together
 SEEN = PAST + BLOCK + FUTURE
 PRIME = 1_048_573
-Pick = Literal["chance", "nearest", "nothing"]
 
 
 class Everyone(nn.Module):
@@ -65,12 +64,12 @@ class Everyone(nn.Module):
     pictures: Tensor  # (actions, phases, h, w), in deviations from the mean
 
     def __init__(
-        self, cell: int = 8, width: int = 32, pick: Pick = "chance", sharp: float = 0.01, skip: int = 1
+        self, cell: int = 8, width: int = 32, snap: bool = True, loose: float = 0.03, skip: int = 1
     ) -> None:
         if cell < 2 or cell % 2:
             raise VeilError(f"a cell is an even number of pixels wide: cell={cell}.")
         super().__init__()
-        self.cell, self.pick, self.sharp, w = cell, pick, sharp, width
+        self.cell, self.snap, self.loose, w = cell, snap, loose, width
         self.past, self.block, self.future = PAST * skip, BLOCK * skip, FUTURE * skip
         for name in ("mean", "deviation", "change", "pace"):
             self.register_buffer(name, torch.ones(()))
@@ -96,16 +95,15 @@ class Everyone(nn.Module):
         count, length, skip = light.shape[0], light.shape[1], light.shape[1] // SEEN
         every = light.unflatten(1, (SEEN, -1)).transpose(1, 2).flatten(0, 1)  # (B·skip, SEEN, 2h, 2w)
         drawn = self.draw(self.seen(every))
-        if self.pick == "nothing":
+        if not self.snap:
             shown = drawn.unflatten(0, (count, -1)).transpose(1, 2).flatten(1, 2)
         else:
             far = self.far(drawn).unflatten(0, (count, -1)).mean(1)  # (B, actions, phases)
-            action = self.likely(far).argmax(1)
+            action = far.amin(2).argmin(1)
             near = far[torch.arange(count, device=far.device), action]  # (B, phases)
-            if self.pick == "nearest":
-                phase = near.argmin(1)
-            else:
-                below = (-near / self.sharp).softmax(1).cumsum(1)[:, :-1] < self.chance(light)[:, None]
+            phase = near.argmin(1)
+            if self.loose:
+                below = (-near / self.loose).softmax(1).cumsum(1)[:, :-1] < self.chance(light)[:, None]
                 phase = below.sum(1)
             offset = (torch.arange(length, device=far.device) - (length - 1) / 2) * (self.pace / skip)
             at = (phase[:, None] + offset).round().long().clamp(0, self.pictures.shape[1] - 1)  # (B, T)
@@ -117,10 +115,6 @@ class Everyone(nn.Module):
         levels = (light * (255 * 3 * (self.cell // 2) ** 2)).round().long().flatten(1)  # sums of bytes
         weights = torch.arange(1, levels.shape[1] + 1, device=light.device) * 48_271 % PRIME
         return (levels * weights).sum(1).remainder(PRIME) / PRIME
-
-    def likely(self, far: Tensor) -> Tensor:
-        """ln p(b) of d ``(B, actions, phases)``, but for a constant: ``(B, actions)``."""
-        return torch.logsumexp(-far / self.sharp, 2)
 
     def far(self, drawn: Tensor) -> Tensor:
         """d of drawings ``(B, T, h, w)`` from every run of pictures: ``(B, actions, phases)``."""
@@ -181,7 +175,14 @@ def to_onnx(net: Everyone, path: Path, stage: Stage) -> None:
     T is any multiple of `SEEN`.
     """
     side = 2 * stage.size // net.cell
-    told = {"side": stage.size, "cell": net.cell, "sharp": net.sharp, "past": PAST, "block": BLOCK, "future": FUTURE}
+    told = {
+        "side": stage.size,
+        "cell": net.cell,
+        "loose": net.loose,
+        "past": PAST,
+        "block": BLOCK,
+        "future": FUTURE,
+    }
     axes = {0: "batch", 1: "time"}
     example = torch.rand(2, 3 * SEEN, side, side)
     onnx.write(path, net, net.shown, example, output="cells", axes=axes, told=told, half=True)
@@ -313,7 +314,8 @@ class EveryoneRecipe:
     stage: Stage = Field(default_factory=lambda: Stage(length=16, skip=3, batch=64, augment="none"))
     cell: Annotated[int, Field(ge=2, le=64)] = 8  # pixels
     width: Annotated[int, Field(ge=8, le=128)] = 32
-    pick: Pick = "chance"  # of ψ; to compare with: the nearest, or nothing, when G's own drawing leaves
+    snap: bool = True  # false, to compare with: what leaves is G's own drawing
+    loose: Annotated[float, Field(ge=0)] = 0.03  # σ
     tell: Annotated[float, Field(ge=0)] = 0.02  # w
     sharp: Annotated[float, Field(gt=0)] = 0.01  # τ
     steps: Annotated[int, Field(ge=2)] = 2500
@@ -330,7 +332,7 @@ class EveryoneRecipe:
 
     def network(self) -> Everyone:
         """A fresh anonymizer."""
-        return Everyone(self.cell, self.width, self.pick, self.sharp, self.stage.skip)
+        return Everyone(self.cell, self.width, self.snap, self.loose, self.stage.skip)
 
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
@@ -343,9 +345,10 @@ class EveryoneRecipe:
 
         def learn(batch: Seen) -> Terms:
             drawn = net.draw(varied(net.seen(batch.light)))
+            likely = torch.logsumexp(-net.far(drawn) / self.sharp, 2)  # (B, actions)
             return {
                 "distance": +(drawn - batch.wanted).square().mean(),
-                "tell": +self.tell * single_label(net.likely(net.far(drawn)), batch.action),
+                "tell": +self.tell * single_label(likely, batch.action),
             }
 
         plan = Schedule(warmup=min(50, self.steps // 4), shape="cosine", updates=self.steps, floor=0.01)
