@@ -68,6 +68,7 @@ ROWS: dict[str, Row] = {
     "noisy features": Row("noisy", main=True),
     "Everyone": Row("everyone", main=True),
     "Everyone, the nearest moment": Row("everyone", ("loose=0",)),
+    **{f"Everyone sigma {w}": Row("everyone", (f"loose={w}",)) for w in (0.003, 0.005, 0.01, 0.02)},
     "Everyone, not snapped": Row("everyone", ("snap=false",)),
     "Everyone, by distance alone": Row("everyone", ("tell=0",)),
     "Everyone, cells of 16": Row("everyone", ("cell=16",)),
