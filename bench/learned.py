@@ -68,7 +68,7 @@ ROWS: dict[str, Row] = {
     "noisy features": Row("noisy", main=True),
     "Everyone": Row("everyone", main=True),
     "Everyone, the nearest moment": Row("everyone", ("loose=0",)),
-    **{f"Everyone sigma {w}": Row("everyone", (f"loose={w}",)) for w in (0.003, 0.005, 0.01, 0.02)},
+    **{f"Everyone sigma {w}": Row("everyone", (f"loose={w}",)) for w in (0.003, 0.005, 0.02, 0.03)},
     "Everyone, not snapped": Row("everyone", ("snap=false",)),
     "Everyone, by distance alone": Row("everyone", ("tell=0",)),
     "Everyone, cells of 16": Row("everyone", ("cell=16",)),
@@ -130,8 +130,8 @@ OTHER_ATTACKERS = (
     Recognizer("r3d_18", "clips"),
 )
 OTHER_EFFORTS = {  # large networks, from the beginning: slower, and once
-    "frames": replace(SUITE.efforts["frames"], steps=600, rounds=1, lr=3e-4),
-    "clips": replace(SUITE.efforts["r3d_18 on clips"], steps=800, adapting=0.4),
+    "frames": replace(SUITE.efforts["frames"], steps=400, rounds=1, lr=3e-4),
+    "clips": replace(SUITE.efforts["r3d_18 on clips"], steps=500, adapting=0.4),
 }
 Task = tuple[str, str, int]  # protocol, row, seed
 

@@ -64,7 +64,7 @@ class Everyone(nn.Module):
     pictures: Tensor  # (actions, phases, h, w), in deviations from the mean
 
     def __init__(
-        self, cell: int = 8, width: int = 32, snap: bool = True, loose: float = 0.03, skip: int = 1
+        self, cell: int = 8, width: int = 32, snap: bool = True, loose: float = 0.01, skip: int = 1
     ) -> None:
         if cell < 2 or cell % 2:
             raise VeilError(f"a cell is an even number of pixels wide: cell={cell}.")
@@ -315,7 +315,7 @@ class EveryoneRecipe:
     cell: Annotated[int, Field(ge=2, le=64)] = 8  # pixels
     width: Annotated[int, Field(ge=8, le=128)] = 32
     snap: bool = True  # false, to compare with: what leaves is G's own drawing
-    loose: Annotated[float, Field(ge=0)] = 0.03  # σ
+    loose: Annotated[float, Field(ge=0)] = 0.01  # σ
     tell: Annotated[float, Field(ge=0)] = 0.02  # w
     sharp: Annotated[float, Field(gt=0)] = 0.01  # τ
     steps: Annotated[int, Field(ge=2)] = 2500
