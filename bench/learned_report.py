@@ -35,6 +35,12 @@ GROUPS: dict[str, tuple[str, ...]] = {  # of UTD-MHAD, without a protocol of the
         "SPAct UNet++",
         "SPAct, the paper's networks",
     ),
+    "sigma": (
+        "Everyone, the nearest moment",
+        *(f"Everyone sigma {w}" for w in (0.003, 0.005)),
+        "Everyone",
+        *(f"Everyone sigma {w}" for w in (0.02, 0.03)),
+    ),
     "variants": (
         *(name for name in ROWS if name.startswith("Everyone, ")),
         "adversarial, ours",
