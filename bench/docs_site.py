@@ -89,6 +89,7 @@ TITLES = {
     "utd-mhad": "UTD-MHAD",
     "ucf-sports-utkface": "UCF Sports, UTKFace",
     "utd-mhad-unseen": "UTD-MHAD, unseen",
+    "utd-mhad-often": "UTD-MHAD, anonymized often",
     "utd-mhad-novel": "UTD-MHAD, novel actions",
     "ucf-sports-utkface-novel": "UCF Sports, UTKFace, novel attributes",
     "utd-mhad-others": "UTD-MHAD, other networks",
