@@ -7,9 +7,11 @@ from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from veil.audit.result import Knows, Result, Role, Row, save
+from veil.data import read
 
 
 @pytest.fixture
@@ -109,3 +111,18 @@ def test_other_networks_are_told_one_by_one(bench: ModuleType) -> None:
     assert line_of(page, "x") == ["x", "action", ".900", ".800"]
     assert line_of(page, "y") == ["y", "identity", "1.000", ""]
     assert len(page.splitlines()) == 4
+
+
+def test_training_videos_come_several_times(bench: ModuleType) -> None:
+    """Each begun a frame later than the one before; those that are chosen and tested with stay as they are."""
+    data = read("synthetic", size=16, count=80)
+    often = importlib.import_module("learned").often(data)
+    assert len(often.split("train")) == 6 * len(data.split("train"))
+    assert len({sample.id for sample in often.samples}) == len(often.samples)
+    first = data.split("train")[0]
+    for begun, sample in enumerate(often.split("train")[:6]):
+        assert (sample.action, sample.identity) == (first.action, first.identity)
+        assert np.array_equal(often.frames(sample), data.frames(first)[begun:])
+    for split in ("val", "test"):
+        assert often.split(split) == data.split(split)
+        assert np.array_equal(often.frames(often.split(split)[0]), data.frames(data.split(split)[0]))
