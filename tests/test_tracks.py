@@ -70,6 +70,20 @@ def test_a_longer_gap_than_the_look_ahead_is_not_guessed():
     assert not any(result[t][1] for t in range(20, 40))
 
 
+def test_whoever_is_lost_in_the_middle_of_the_picture_is_carried_on():
+    """In a box that grows; where the picture ends, one may have left it."""
+    look = Look(every=1, bridge=10, extend=3, lost=40)
+    result = list(follow(video(60), Fake(misses=range(15, 45)), "person", look))
+    assert all(cover(regions, t) > 0.8 for t, (_, regions) in enumerate(result))
+    assert len({r.track for _, regions in result for r in regions}) == 1
+    widths = [result[t][1][0].box[2] - result[t][1][0].box[0] for t in (14, 25, 32)]
+    assert widths[0] < widths[1] < widths[2] < 2 * widths[0]
+    result = list(follow(video(60, lambda t: t < 5), Fake(), "person", look))
+    assert [t for t, (_, regions) in enumerate(result) if regions] == list(range(45))
+    result = list(follow(video(80, lambda t: t < 65), Fake(), "person", look))  # to the last 4 of 320 pixels
+    assert [t for t, (_, regions) in enumerate(result) if regions] == list(range(68))
+
+
 def test_before_the_first_and_after_the_last_detection():
     result = list(
         follow(video(40), Fake(misses=[*range(12), *range(25, 40)]), "face", Look(every=1, extend=4))

@@ -29,7 +29,7 @@ from pydantic.dataclasses import dataclass
 
 from veil.core import Anonymizer, Box, Frames, Region, Veiled
 from veil.nn.people import Kind, detector
-from veil.nn.tracks import Detection, Detector, Image, Look, follow
+from veil.nn.tracks import Detection, Detector, Image, Look, follow, grown
 
 Where = Literal["face", "person", "frame"]
 
@@ -40,9 +40,10 @@ class Bounds(NamedTuple):
     shape: Literal["ellipse", "box"]
     margin: float
     threshold: float
+    lost: int  # frames for which one is carried on that is lost in the middle: a face may have turned away, a body not
 
 
-BOUNDS = {"face": Bounds("ellipse", 0.45, 0.2), "person": Bounds("box", 0.1, 0.25)}
+BOUNDS = {"face": Bounds("ellipse", 0.45, 0.2, 0), "person": Bounds("box", 0.1, 0.25, 90)}
 
 CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -226,13 +227,13 @@ def followed(
     """
     margin = BOUNDS[kind].margin if margin is None else margin
     threshold = BOUNDS[kind].threshold if threshold is None else threshold
-    look = Look(confirm=threshold, keep=0.6 * threshold, every=every)
+    look = Look(confirm=threshold, keep=0.6 * threshold, every=every, lost=BOUNDS[kind].lost)
     find = detector(kind, name)
     if longest is not None:
         find = _Smaller(find, longest)
     for image, regions in follow(images, find, kind, look):
-        grown = (region._replace(box=_grown(region.box, margin)) for region in regions)
-        yield image, tuple(region for region in grown if _shows(region.box, image.shape))
+        larger = (region._replace(box=grown(region.box, margin)) for region in regions)
+        yield image, tuple(region for region in larger if _shows(region.box, image.shape))
 
 
 class _Smaller:
@@ -269,12 +270,6 @@ def _resized(blocks: Image, shape: tuple[int, ...], side: int, how: int) -> Imag
     """Blocks enlarged by `side` and cut to `shape` (the inverse of the fill of `_blocks`)."""
     large = cv2.resize(blocks, (blocks.shape[1] * side, blocks.shape[0] * side), interpolation=how)
     return large[: shape[0], : shape[1]].astype(np.uint8)
-
-
-def _grown(box: Box, margin: float) -> Box:
-    x0, y0, x1, y1 = box
-    w, h = margin * (x1 - x0), margin * (y1 - y0)
-    return x0 - w, y0 - h, x1 + w, y1 + h
 
 
 def _shows(box: Box, shape: tuple[int, ...]) -> bool:

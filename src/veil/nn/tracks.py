@@ -6,7 +6,8 @@ one in every `every`-th; cuts, the first frame and every `refresh`-th are looked
 
 *Linking.* Detections are linked into tracks: a track is carried from frame to frame by optical flow and matched with
 the detections near it. Between two detections its box is *bridged*; before the first and after the last it is
-*extended* by a few frames. A track counts once one of its detections scores at least `confirm`; its weaker
+*extended* by a few frames. A body that is lost in the middle of the picture has not left it: until it is found again, but not longer
+than `lost`, its box is carried on and grows, since where it is becomes less sure. A track counts once one of its detections scores at least `confirm`; its weaker
 detections (at least `keep`) then count as well.
 
 A frame is given out when `bridge` further frames were seen: a gap of up to that length is closed before the frame
@@ -31,6 +32,8 @@ Signed = npt.NDArray[np.int16]  # (h, w): a small grey picture that can be subtr
 Cells = npt.NDArray[np.bool_]  # one entry for each square of CELL pixels
 CELL = 32
 AROUND = 32  # pixels of context around what changed
+EDGE = 0.02  # of the width: so near to the left or the right of the picture, somebody may have left it
+GROWS = 0.01  # of its size, on each side, in every frame: the box of somebody lost
 Rectangle = tuple[int, int, int, int]  # x, y, width, height in pixels
 
 
@@ -62,6 +65,7 @@ class Look:
     every: int = 3
     bridge: int = 16
     extend: int = 5
+    lost: int = 0
     refresh: int = 32
 
 
@@ -133,13 +137,22 @@ class _Follower:
         self.frames[now] = frame
         for track in self._alive():
             track.box = self._moved(track.box, now)
-            if now - track.last <= self.look.extend:
-                track.put(now, track.box, "extended")
+            since = now - track.last
+            if since <= self._kept(track):
+                track.put(now, grown(track.box, GROWS * max(0, since - self.look.extend)), "extended")
         self._look(now, force=frame.cut)
 
     def _alive(self) -> list[_Track]:
         """Tracks that a detection in the newest frame may continue."""
-        return [t for t in self.tracks if not t.over and self.newest - t.last <= self.look.bridge]
+        newest, bridge = self.newest, self.look.bridge
+        return [t for t in self.tracks if not t.over and newest - t.last <= max(bridge, self._kept(t))]
+
+    def _kept(self, track: _Track) -> int:
+        """For how many frames a track goes on that is not found any more."""
+        width = self.frames[self.newest].image.shape[1]
+        inside = track.box[0] > EDGE * width and track.box[2] < (1 - EDGE) * width
+        sure = inside and track.best >= self.look.confirm
+        return max(self.look.extend, self.look.lost if sure else 0)
 
     def _look(self, at: int, *, force: bool) -> None:
         """Look at the newest frame, if the budget allows it or `force` says so, and link what is seen."""
@@ -322,6 +335,13 @@ def closeness(some: Sequence[Box], others: Sequence[Box]) -> npt.NDArray[np.floa
     distance = np.hypot(*np.moveaxis(a[..., :2] + a[..., 2:] - b[..., :2] - b[..., 2:], -1, 0)) / 2
     near = 1 - distance / ((a_size.sum(-1) + b_size.sum(-1)) / 4)
     return np.where((ratio > 1 / 9) & (ratio < 9), near, 0.0)
+
+
+def grown(box: Box, share: float) -> Box:
+    """The box with `share` of its width and height added on each side."""
+    x0, y0, x1, y1 = box
+    dx, dy = share * (x1 - x0), share * (y1 - y0)
+    return x0 - dx, y0 - dy, x1 + dx, y1 + dy
 
 
 def mix(a: Box, b: Box, share: float) -> Box:
