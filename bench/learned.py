@@ -307,7 +307,7 @@ def swapped(dataset: Dataset) -> Dataset:
 
 
 def often(dataset: Dataset) -> Dataset:
-    """The dataset with each training video several times: without its first frame, its first two, and so on."""
+    """The dataset with each training video several times: whole, without its first frame, without two, and so on."""
     begun = {
         f"{sample.id} from {at}": (sample, at) for sample in dataset.split("train") for at in range(BEGUN)
     }

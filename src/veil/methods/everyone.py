@@ -48,7 +48,7 @@ LIMIT = 4.0  # deviations beyond which a change counts no more
 WINDOWS = 3  # of a validation video that are looked at
 PAST, BLOCK, FUTURE = 4, 8, 4  # frames that are looked at before, in and after a block that is drawn together
 SEEN = PAST + BLOCK + FUTURE
-PRIME = 1_048_573
+PRIME = 1_048_573  # below 2**20, so that what chance sums up fits into 64 bits
 
 
 class Everyone(nn.Module):
