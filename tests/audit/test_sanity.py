@@ -32,7 +32,7 @@ SUITE = Suite(
     attackers=(Recognizer("small2d", "frames"),),
     efforts={
         "frames": Effort(steps=240, rounds=1, batch=24, lr=3e-3),
-        "motion": Effort(steps=110, rounds=1, batch=16, lr=3e-3, length=LENGTH),
+        "motion": Effort(steps=90, rounds=1, batch=16, lr=3e-3, length=LENGTH),
     },
     restoring=Restoring(steps=20, batch=8, width=8),
     knows=("raw", "adapted"),
@@ -178,7 +178,8 @@ def test_a_scramble_is_undone_by_the_restoring_attacker_alone(marked, keep):
 
 def test_what_leaks_through_motion_alone_is_found(world):
     suite = replace(SUITE, attackers=(*SUITE.attackers, Recognizer("small3d", "motion")))
-    (result,) = audited(planted(world, "sway"), suite, moving=OnlyMotion())
+    samples, frames = world
+    (result,) = audited(planted((samples[:300], frames[:300]), "sway"), suite, moving=OnlyMotion())
     found = rows(result)
     assert found["adapted small2d on frames"].at_chance, found
     assert found["adapted small3d on motion"].value > 0.75, found
