@@ -335,7 +335,7 @@ def table(given: argparse.Namespace) -> None:
             labels = half(base, judged=True)
             data[name] = replace(base, **{"attributes" if base.private else "actions": labels})
         else:
-            change = {UNSEEN: swapped, OFTEN: often}.get(name.removeprefix("utd-mhad"), lambda use: use)
+            change = {"unseen": swapped, "often": often}.get(name.rpartition("-")[2], lambda use: use)
             data[name] = Data(change(base.use))
     print(f"decoded in {time.monotonic() - given.begun:.1f} s", flush=True)
     seeds = [int(seed) for seed in given.seeds.split(",")]

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veil.core import Region, VeilError
-from veil.methods import make
+from veil.methods import filters, make
 from veil.methods.filters import Blacken, Blur, Downsample, Mask, Pixelate
+from veil.nn.tracks import Detection
 
 RANDOM = np.random.default_rng(3).integers(0, 256, (13, 18, 3), np.uint8)
 
@@ -145,3 +146,23 @@ def test_noise_is_unknown_unless_it_is_seeded():
     assert np.array_equal(out("noise:seed=1"), out("noise:seed=1"))
     assert abs(out("noise:amount=0.1").astype(float).std() / 255 - 0.1) < 0.005
     assert abs(out("noise:amount=0.1").mean() - 128) < 1
+
+
+@pytest.mark.parametrize(("region", "last"), [("person", 9 + 90), ("face", 9 + 5)])
+def test_a_body_that_is_lost_in_the_middle_stays_hidden_and_a_face_does_not(monkeypatch, region, last):
+    """Found until frame 9, in a picture that moves so slowly that everything stays within it."""
+
+    class Found:
+        local = False
+
+        def __call__(self, image):
+            return [Detection((120.0, 80.0, 200.0, 160.0), 0.9)] if image[0, 0, 0] <= 9 else []
+
+    monkeypatch.setattr(filters, "detector", lambda *_: Found())
+    scene = np.random.default_rng(0).integers(40, 220, (24, 32, 3)).repeat(10, 0).repeat(10, 1)
+    frames = np.stack([np.roll(scene, t // 2, axis=1) for t in range(120)]).astype(np.uint8)
+    frames[:, 0, 0, 0] = np.arange(120)
+    out = np.concatenate([part.frames for part in Blacken(region=region).stream([frames])])
+    hidden = [t for t, frame in enumerate(out) if (frame != frames[t]).any()]
+    assert hidden == list(range(len(hidden)))
+    assert abs(hidden[-1] - last) <= 3  # not every frame is looked at

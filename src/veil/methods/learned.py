@@ -49,7 +49,8 @@ class Learning(Recipe, Protocol):
         ...
 
     def network(self) -> nn.Module:
-        """A fresh anonymizer: clips ``(B, 3, T, H, W)`` in [0, 1] to clips; it says its `past` and its `block`."""
+        """A fresh anonymizer: clips ``(B, 3, T, H, W)`` in [0, 1] to clips; it says its `past` and its `block`, and is
+        `dense` where it takes every frame."""
         ...
 
 
