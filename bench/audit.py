@@ -51,21 +51,21 @@ except ImportError:
     for part in (*parts, ".video", ".video.frame", ".video.reformatter", ".video.stream"):
         sys.modules[f"av{part}"] = MagicMock()  # nothing here opens a file with it
 
-from veil.audit.judge import Data, judge
-from veil.audit.recognize import Effort, Recognizer
+from veil.audit.experiment import merged
+from veil.audit.recognition import Effort, Recognizer
+from veil.audit.reconstruction import Restoring
 from veil.audit.report import write
-from veil.audit.restore import Restoring
 from veil.audit.result import Result, load, save
+from veil.audit.runner import Data, judge
 from veil.audit.suites import Suite
-from veil.audit.trial import merged
 from veil.core import Anonymizer, Frames, Region, Veiled
 from veil.data import Dataset, Sample, read
 from veil.data.frames import square
 from veil.methods import make
 from veil.methods.filters import Filter
-from veil.nn import parts as part_network
-from veil.nn.parts import Parts, looked_at
-from veil.nn.tracks import Image
+from veil.people import parts as part_network
+from veil.people.parts import Parts, looked_at
+from veil.people.tracks import Image
 
 SIZE = 112
 METHODS = {
@@ -188,7 +188,7 @@ class Known(Parts):
 
 def answer(root: Path, weights: Path, path: Path, device: str) -> None:
     """Show every frame of all videos to the part network, and keep what it says."""
-    from veil.nn import partnet
+    from veil.people import part_network as partnet
 
     net, told = partnet.load_net(weights)
     net = net.to(device).eval()

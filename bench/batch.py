@@ -30,10 +30,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from veil.batch import cluster, pool, tasks_of
-from veil.cluster import join
-from veil.video import Time, VideoInfo, open_sink
-from veil.worker import Options, Outcome, Task
+from veil.apps.batch import cluster, pool, tasks_of
+from veil.apps.cluster import join
+from veil.apps.worker import Options, Outcome, Task
+from veil.media.video import Time, VideoInfo, open_sink
 
 
 def clips(folder: Path, count: int, frames: int, size: tuple[int, int]) -> None:

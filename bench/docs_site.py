@@ -169,7 +169,7 @@ def _parameters(found: Sequence[Any]) -> list[str]:
 
 def presets(_: Path, name: str) -> str:
     """What each preset of a recipe sets."""
-    from veil.train import RECIPES
+    from veil.apps.train import RECIPES
 
     if name not in RECIPES:
         raise Broken(f"presets: there is no recipe of method '{name}'")

@@ -27,13 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import audit  # noqa: F401  does without PyAV where there is none
-from veil import config
+from veil.apps.train import train as train_run
 from veil.data import synthetic
 from veil.data.synthetic import LENGTHS, Kind, World
+from veil.features.encoder_training import NOTHING, EncoderRecipe, export
+from veil.features.encoders import LENGTH, SHIPPED, Compact, Encoder, load_compact, squared
 from veil.metrics import class_mean_average_precision, frame_auc, rank1
-from veil.nn.encoder_training import NOTHING, EncoderRecipe, export
-from veil.nn.encoders import LENGTH, SHIPPED, Compact, Encoder, load_compact, squared
-from veil.train import train as train_run
+from veil.training import config
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "encoder.toml"
 TINY = (

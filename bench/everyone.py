@@ -1,7 +1,7 @@
 """The model that comes with Veil: from a run to the file in the package, and how fast it is.
 
 veil train recipes/everyone-synthetic.toml -o RUN
-python bench/everyone.py export RUN              writes src/veil/nn/everyone.onnx
+python bench/everyone.py export RUN              writes src/veil/methods/prototypes.onnx
 python bench/everyone.py speed VIDEO…            frames a second, against the video's own rate
 """
 
@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 
 import veil
+from veil.media.video import open_source
 from veil.methods.builtin import EVERYONE
-from veil.video import open_source
 
 
 def export(run: Path) -> None:
     import torch
 
-    from veil.methods import everyone
+    from veil.methods import prototypes as everyone
     from veil.methods.learned import load
     from veil.nn.onnx import session
 

@@ -32,9 +32,9 @@ from statistics import median
 import numpy as np
 import torch
 
-from veil.data.features import Bank, Features, Words
 from veil.data.sample import Sample
-from veil.data.store import About, Store
+from veil.features.bank import Bank, Features, Words
+from veil.features.store import About, Store
 
 DIM, READ = 768, 512
 
@@ -145,10 +145,10 @@ def reads(folder: Path, count: int, clips: int) -> dict[str, object]:
 
 
 def extraction(folder: Path, count: int, workers: int) -> dict[str, object]:
+    from veil.apps.features import extract_videos, videos
     from veil.data.frames import read_frames
-    from veil.features import extract_videos, videos
-    from veil.nn import encoders
-    from veil.video import Time, VideoInfo, open_sink
+    from veil.features import encoders
+    from veil.media.video import Time, VideoInfo, open_sink
 
     place = folder / "videos"
     place.mkdir()
@@ -205,8 +205,8 @@ def anonymization(folder: Path, count: int, clips: int, layers: int) -> dict[str
 
 
 def child(store: Path, layers: int) -> dict[str, object]:
-    from veil.features import anonymize_store
-    from veil.methods.adapter import Adapter
+    from veil.apps.features import anonymize_store
+    from veil.features.adapter import Adapter
 
     torch.manual_seed(0)
     adapter = Adapter(DIM, layers=layers).eval().requires_grad_(False)

@@ -30,18 +30,19 @@ import numpy as np
 import torch
 
 import audit  # before the others: it does without PyAV where there is none
-from veil import config
-from veil.audit import footage
-from veil.audit.judge import Data, judge
-from veil.audit.recognize import Recognizer
+from veil.apps.train import train
+from veil.audit import videos as footage
+from veil.audit.recognition import Recognizer
 from veil.audit.result import save
+from veil.audit.runner import Data, judge
 from veil.audit.suites import Suite
 from veil.core import Anonymizer, Frames, Veiled
 from veil.data import Dataset, Sample
 from veil.data.attributes import UTK_RACES
-from veil.methods import learned, stage
+from veil.methods import learned
 from veil.methods.learned import Learned
-from veil.train import train
+from veil.training import config
+from veil.training import data as stage
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 PREFIX = {"penalty": "spact.", "tedspad": "spact."}  # where a recipe keeps its stage

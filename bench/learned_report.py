@@ -18,7 +18,7 @@ from statistics import fmean
 
 from audit import METHODS
 from learned import FIXED, ROWS, file_name
-from veil.audit.page import LETTER, Box, Html, place_labels, tag
+from veil.audit.html import LETTER, Box, Html, place_labels, tag
 from veil.audit.result import Result, Role, Row, load
 
 GROUPS: dict[str, tuple[str, ...]] = {  # of UTD-MHAD, without a protocol of their own

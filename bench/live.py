@@ -21,11 +21,11 @@ import time
 from fractions import Fraction
 from pathlib import Path
 
+from veil.apps.demo import sample
+from veil.apps.live import live
 from veil.core import Frames
-from veil.demo import sample
-from veil.live import live
+from veil.media.video import Time, VideoInfo, open_sink
 from veil.methods import make
-from veil.video import Time, VideoInfo, open_sink
 
 METHODS = ["downsample", "pixelate:region=frame", "blacken", "selective", "everyone"]
 
@@ -75,7 +75,7 @@ def delay(methods: list[str], size: tuple[int, int], seconds: float) -> None:
 
 
 def start(runs: int) -> None:
-    from veil.export import export
+    from veil.apps.export import export
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

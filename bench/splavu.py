@@ -28,17 +28,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import audit  # before the others: it does without PyAV where there is none
-from veil import config
+from veil.apps.train import train
 from veil.audit import latents
 from veil.data import Dataset, Sample, read
-from veil.data.features import Bank, extract
 from veil.data.synthetic import painted_on
-from veil.fit import fit
-from veil.methods.adapter import Adapter, anonymized
-from veil.methods.splavu import SPLAVU, trained_on
+from veil.features import encoders
+from veil.features.adapter import Adapter, anonymized
+from veil.features.bank import Bank, extract
+from veil.features.splavu import SPLAVU, trained_on
 from veil.metrics import hypervolume, rank1
-from veil.nn import encoders
-from veil.train import train
+from veil.training import config
+from veil.training.fit import fit
 
 # videos, frames from clip to clip, static clips
 KINDS: dict[str, tuple[int, int | None, int]] = {
@@ -178,7 +178,7 @@ def _chunks(samples: Sequence[Sample], size: int = 64) -> list[Sequence[Sample]]
 
 def action_encoder(name: str, dataset: Dataset, size: int, given: argparse.Namespace) -> encoders.Encoder:
     """A network that was trained for the actions of raw videos."""
-    from veil import train as training
+    from veil.apps import train as training
 
     training.read_data = lambda *_, **__: dataset  # decoded once
     run = given.output / f"recognizer-{name}"

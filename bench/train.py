@@ -26,11 +26,11 @@ from torch.utils.data import Dataset as TorchDataset
 import audit  # does without PyAV where there is none
 from veil.data import Dataset, read
 from veil.data.frames import square
-from veil.losses import nt_xent
-from veil.methods import stage
 from veil.methods.spact import Projector, Redraw, SPAct
-from veil.methods.stage import Source, Stage
 from veil.nn import image, unet, video
+from veil.training import data as stage
+from veil.training.data import Source, Stage
+from veil.training.losses import nt_xent
 
 
 class Decoded(TorchDataset):

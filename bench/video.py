@@ -21,7 +21,7 @@ from pathlib import Path
 
 import av
 
-from veil.video import open_sink, open_source
+from veil.media.video import open_sink, open_source
 
 
 def bare(video: Path, out: Path) -> int:

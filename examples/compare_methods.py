@@ -8,8 +8,8 @@ A tiny audit of four made-up people, by attackers that are solved in seconds; `v
 from dataclasses import replace
 
 import veil
-from veil.audit.judge import Data, judge
-from veil.audit.recognize import Recognizer
+from veil.audit.recognition import Recognizer
+from veil.audit.runner import Data, judge
 from veil.audit.suites import SUITES
 from veil.data import read
 

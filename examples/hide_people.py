@@ -11,8 +11,8 @@ from fractions import Fraction
 from pathlib import Path
 
 import veil
-from veil.demo import sample
-from veil.video import Time, VideoInfo, open_sink
+from veil.apps.demo import sample
+from veil.media.video import Time, VideoInfo, open_sink
 
 
 def film(path: Path) -> Path:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from veil.data import read
-from veil.data.features import extract
-from veil.methods.erase import moving
-from veil.nn import encoders
+from veil.features import encoders
+from veil.features.bank import extract
+from veil.features.erasure import moving
 
 bank = extract(read("synthetic", None, count=48, size=56), encoders.make("veil"), stills=1)
 clips, stills = (

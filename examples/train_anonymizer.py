@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 
 import veil
+from veil.apps.demo import sample
+from veil.apps.train import train
 from veil.core import to_clip
-from veil.demo import sample
-from veil.train import train
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "everyone-synthetic.toml"
 LESS = ("steps=8", "stage.batch=4", "stage.use.options.count=40")

@@ -14,11 +14,11 @@ import pytest
 
 import clips
 from conftest import ROOT, called
-from veil.audit.recognize import Recognizer
+from veil.apps.demo import sample
+from veil.audit.recognition import Recognizer
 from veil.audit.suites import SUITES
-from veil.demo import sample
+from veil.media.video import open_source
 from veil.methods import ANONYMIZERS
-from veil.video import open_source
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SAYS = {

@@ -13,9 +13,9 @@ from PIL import Image
 
 import clips
 from conftest import ROOT, called, veil
+from veil.apps.demo import sample
 from veil.audit.suites import SUITES
 from veil.data import synthetic
-from veil.demo import sample
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = [

@@ -2,10 +2,10 @@
 
 __version__ = "0.1.0"
 
+from veil.apps.pipeline import anonymize_video
+from veil.apps.report import Report
 from veil.core import Anonymizer, Frames, Region, Veiled, VeilError, to_clip, to_frames
 from veil.methods import ANONYMIZERS, make
-from veil.pipeline import anonymize_video
-from veil.report import Report
 
 __all__ = [
     "ANONYMIZERS",

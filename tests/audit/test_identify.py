@@ -13,11 +13,12 @@ import pytest
 from PIL import Image
 
 from conftest import SHARED, needs_shared
-from veil.audit.identify import Gallery, compare_folders, identify, read_gallery
+from veil.audit.reidentification import Gallery, compare_folders, identify, read_gallery
 from veil.core import Box, Frames, VeilError
-from veil.nn import bodies, faces, weights
-from veil.nn.faces import Seen
-from veil.video import Time, VideoInfo, open_sink, open_source
+from veil.media.video import Time, VideoInfo, open_sink, open_source
+from veil.nn import weights
+from veil.people import bodies, faces
+from veil.people.faces import Seen
 
 RED, GREEN, BLUE = (200, 0, 0), (0, 200, 0), (0, 0, 200)
 LEFT, RIGHT, FAR = (8, 16, 24, 32), (40, 16, 56, 32), (72, 40, 88, 56)
@@ -246,7 +247,7 @@ def test_a_small_hidden_face_in_a_large_frame_is_a_change(tmp_path, stills):
 
 
 def test_encoding_anew_hides_nothing(tmp_path, stills):
-    from veil.demo import sample
+    from veil.apps.demo import sample
 
     frames = sample(8)
     write(tmp_path / "raw.mkv", list(frames))
@@ -260,7 +261,7 @@ def test_encoding_anew_hides_nothing(tmp_path, stills):
 @pytest.mark.parametrize("method", ["pixelate:4", "blur:weak"])
 def test_a_filter_on_a_face_leaves_no_frame_unchanged(tmp_path, stills, method):
     import veil
-    from veil.demo import sample
+    from veil.apps.demo import sample
 
     write(tmp_path / "raw.mkv", list(sample(6)))
     veil.anonymize_video(tmp_path / "raw.mkv", tmp_path / "veiled.mp4", method)
@@ -372,7 +373,7 @@ def test_without_its_weights_one_sentence_says_what_to_install(embedder, monkeyp
 
 def test_the_astronaut_is_recognised_until_she_is_blackened(embedder, astronaut, tmp_path):
     import veil
-    from veil.demo import sample
+    from veil.apps.demo import sample
 
     gallery = read_gallery(astronaut, embedder)
     assert gallery.names == ("eileen",) and gallery.embeddings.shape == (1, 128)

@@ -9,14 +9,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from veil import config
-from veil.audit import ask, judge, report
-from veil.audit.footage import gather, round_trip, veiled
-from veil.audit.judge import Data
-from veil.audit.keeping import told
-from veil.audit.recognize import Batches, Effort, Recognizer, learn
-from veil.audit.restore import Restoring
+from veil.audit import command as ask
+from veil.audit import report
+from veil.audit import runner as judge
+from veil.audit.cache import told
+from veil.audit.recognition import Batches, Effort, Recognizer, learn
+from veil.audit.reconstruction import Restoring
+from veil.audit.runner import Data
 from veil.audit.suites import SUITES, Suite
+from veil.audit.videos import gather, round_trip, veiled
 from veil.core import VeilError
 from veil.data import Dataset, Sample, read
 from veil.data.frames import square
@@ -25,6 +26,7 @@ from veil.methods import learned, make
 from veil.methods.spact import SPAct
 from veil.nn.image import IMAGE_NETS
 from veil.nn.video import VIDEO_NETS
+from veil.training import config
 
 TINY = Suite(
     about="to see that it runs",
@@ -86,7 +88,7 @@ def test_adding_a_method_costs_one_method(world, tmp_path, monkeypatch):
     first = judge.judge({"blur": make("blur:region=frame")}, Data(world), suite, keep=tmp_path)
     learned = []
     monkeypatch.setattr(
-        "veil.audit.trial.learn", lambda *args, **how: learned.append(args[:2]) or learn(*args, **how)
+        "veil.audit.experiment.learn", lambda *args, **how: learned.append(args[:2]) or learn(*args, **how)
     )
     again = judge.judge(
         {"soft": make("blur:region=frame"), "raw": None, "down": make("downsample")},
@@ -120,7 +122,7 @@ def test_what_is_solved_is_put_to_the_same_questions_and_kept(world, tmp_path, m
         path.unlink()
     learned = []
     monkeypatch.setattr(
-        "veil.audit.trial.learn", lambda *args, **how: learned.append(args[0]) or learn(*args, **how)
+        "veil.audit.experiment.learn", lambda *args, **how: learned.append(args[0]) or learn(*args, **how)
     )
     (again,) = judge.judge(method, Data(world), suite, keep=tmp_path)
     same, before = ([row for row in one.rows if row.after != "h264"] for one in (again, first))
@@ -261,7 +263,7 @@ def test_out_of_memory_halves_the_batch(world, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return learn(recognizer, target, train, val, effort=effort, **how)
 
-    monkeypatch.setattr("veil.audit.trial.learn", short)
+    monkeypatch.setattr("veil.audit.experiment.learn", short)
     suite = replace(TINY, seeds=1, attackers=(), knows=("adapted",), after=("8-bit",))
     with pytest.warns(UserWarning, match="2"):
         judge.judge({"raw": None}, Data(world), suite)

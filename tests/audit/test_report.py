@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from veil.audit import findings, page
-from veil.audit.findings import cautions, percent, share, state, weak
-from veil.audit.page import Box, overlaps, place_labels
+from veil.audit import html as page
+from veil.audit import summary as findings
+from veil.audit.html import Box, overlaps, place_labels
 from veil.audit.report import markdown, table_markdown, write
 from veil.audit.result import KNOWLEDGE, Picture, Result, Row, trade_offs
+from veil.audit.summary import cautions, percent, share, state, weak
 from veil.core import VeilError
-from veil.draft import Draft
+from veil.media.draft import Draft
 
 SAME, CROSS = "same dataset: utd-mhad", "cross-dataset: utkface"
 ATTRIBUTES = {

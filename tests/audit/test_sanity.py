@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from veil.audit.judge import Data, judge
-from veil.audit.recognize import Effort, Recognizer
-from veil.audit.restore import Restoring
+from veil.audit.recognition import Effort, Recognizer
+from veil.audit.reconstruction import Restoring
 from veil.audit.result import Result, Row
+from veil.audit.runner import Data, judge
 from veil.audit.suites import Suite
 from veil.core import Anonymizer, Frames, Veiled
 from veil.data import Dataset, Sample

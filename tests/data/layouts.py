@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from veil.video import Time, VideoInfo, open_sink
+from veil.media.video import Time, VideoInfo, open_sink
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 HMDB_NAME = "Film{film}_{action}_u_nm_np1_ba_goo_{number}"

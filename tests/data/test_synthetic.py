@@ -29,10 +29,10 @@ from veil.data.synthetic import (
     World,
     read,
 )
-from veil.data.synthetic_motion import MOVES, STAND, Doing, pose
-from veil.data.synthetic_people import TRAITS, alike, chance, gaits, people
-from veil.data.synthetic_places import PLACES
-from veil.data.synthetic_render import (
+from veil.data.synthetic.motion import MOVES, STAND, Doing, pose
+from veil.data.synthetic.people import TRAITS, alike, chance, gaits, people
+from veil.data.synthetic.places import PLACES
+from veil.data.synthetic.render import (
     ALPHA,
     DEPTH,
     LIGHT,
@@ -44,7 +44,7 @@ from veil.data.synthetic_render import (
     to_tiles,
     wide_enough,
 )
-from veil.data.synthetic_scripts import FLIPPED, Dice
+from veil.data.synthetic.scripts import FLIPPED, Dice
 
 FEMALE, COMPANY = ATTRIBUTES.index("female"), ATTRIBUTES.index("company")
 BLOCK = len(ACTIONS)

@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from veil.core import VeilError
-from veil.data.features import Bank
-from veil.fit import Game, Move, Schedule, Setup, fit
+from veil.features.bank import Bank
+from veil.features.heads.anomaly import MGFN, binned, frame_scores, frame_truth
+from veil.features.heads.detection import TriDet, on_grid, tables
 from veil.metrics import (
     Bootstrap,
     Score,
@@ -39,8 +40,7 @@ from veil.metrics import (
     top1,
 )
 from veil.nn.kernel import Kernel
-from veil.tasks.anomaly import MGFN, binned, frame_scores, frame_truth
-from veil.tasks.detection import TriDet, on_grid, tables
+from veil.training.fit import Game, Move, Schedule, Setup, fit
 
 Probe = Literal["linear", "mlp", "knn", "kernel"]
 PROBES: tuple[Probe, ...] = ("linear", "mlp", "knn", "kernel")

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from veil.audit.findings import (
+from veil.audit.html import page
+from veil.audit.result import KNOWLEDGE, Result, TradeOff, trade_offs
+from veil.audit.summary import (
     WEAK_WITNESS,
     best,
     cautions,
@@ -39,10 +41,8 @@ from veil.audit.findings import (
     with_raw,
     word,
 )
-from veil.audit.page import page
-from veil.audit.result import KNOWLEDGE, Result, TradeOff, trade_offs
 from veil.core import VeilError
-from veil.draft import Draft
+from veil.media.draft import Draft
 
 
 class Written(NamedTuple):

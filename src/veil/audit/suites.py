@@ -9,8 +9,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from veil.audit.recognize import Effort, Recognizer
-from veil.audit.restore import Restoring
+from veil.audit.recognition import Effort, Recognizer
+from veil.audit.reconstruction import Restoring
 from veil.audit.result import After, Knows
 
 

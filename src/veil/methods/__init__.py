@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from veil.config import nearest
 from veil.core import Anonymizer, VeilError
 from veil.methods import exported
 from veil.methods.builtin import Everyone
 from veil.methods.filters import Blacken, Blur, Downsample, Mask, Noise, Pixelate
 from veil.methods.selective import Selective
+from veil.training.config import nearest
 
 ANONYMIZERS: dict[str, type[Anonymizer]] = {
     "selective": Selective,

@@ -24,8 +24,11 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.core import VeilError
-from veil.fit import Game, Move, Schedule, Series, Terms
-from veil.losses import (
+from veil.methods.spact import Redraw
+from veil.nn import unet
+from veil.training.data import Batch, Stage, Staged, named, of_clips, of_frames, setup
+from veil.training.fit import Game, Move, Schedule, Series, Terms
+from veil.training.losses import (
     answer_loss,
     binary_entropy,
     binary_uniform_cross_entropy,
@@ -33,10 +36,7 @@ from veil.losses import (
     strongest,
     uniform_cross_entropy,
 )
-from veil.methods.spact import Redraw
-from veil.methods.stage import Batch, Stage, Staged, named, of_clips, of_frames, setup
-from veil.nn import unet
-from veil.recipe import STRICT, Seed, Training
+from veil.training.recipe import STRICT, Seed, Training
 
 Ignorance = Literal["uniform", "entropy", "reversal"]
 

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from veil.core import VeilError
 from veil.methods.adversarial import Adversarial, Players
-from veil.methods.stage import Stage, Staged
-from veil.recipe import STRICT, Training
+from veil.training.data import Stage, Staged
+from veil.training.recipe import STRICT, Training
 
 Sigma = Literal["fixed", "learned"]
 Steps = Literal["hard", "soft"]

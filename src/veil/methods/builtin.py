@@ -13,10 +13,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from veil.core import Anonymizer, Frames, Veiled
-from veil.methods.redraw import Redraw, Shape, redrawn
+from veil.methods.network import Redraw, Shape, redrawn
 from veil.nn.onnx import session
 
-EVERYONE = Path(__file__).parent.parent / "nn" / "everyone.onnx"
+EVERYONE = Path(__file__).with_name("prototypes.onnx")
 MOST = 24  # frames that are redrawn at once
 
 

@@ -27,10 +27,10 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.core import VeilError
-from veil.fit import Game, Move, Terms
-from veil.losses import answer_loss
-from veil.methods.stage import Batch, Stage, Staged, named, of_clips, setup
-from veil.recipe import STRICT, Seed, Training
+from veil.training.data import Batch, Stage, Staged, named, of_clips, setup
+from veil.training.fit import Game, Move, Terms
+from veil.training.losses import answer_loss
+from veil.training.recipe import STRICT, Seed, Training
 
 SHIFT, SCALE, TURN = 0.5, 0.1, math.radians(5)  # the largest: of a coarse pixel, of the size, in radians
 POOL, COUNT = 64, 8

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from veil.core import Anonymizer, Frames, Veiled, VeilError
-from veil.methods.redraw import Redraw, Shape, redrawn
+from veil.methods.network import Redraw, Shape, redrawn
 from veil.nn.onnx import session
 
 if TYPE_CHECKING:

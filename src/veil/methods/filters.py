@@ -9,7 +9,7 @@ What each does to a picture, or to the part of it inside a region::
     downsample  up(down(x, n), n)  averages over n x n pixels, then bilinear, so that the size stays
     noise       x + σ n            n from the standard normal distribution, for each value apart
 
-Regions come from `veil.nn.tracks`, are grown by `margin` of their size on each side and cut to `shape`.
+Regions come from `veil.people.tracks`, are grown by `margin` of their size on each side and cut to `shape`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from veil.core import Anonymizer, Box, Frames, Region, Veiled
-from veil.nn.people import Kind, detector
-from veil.nn.tracks import Detection, Detector, Image, Look, follow, grown
+from veil.people.detectors import Kind, detector
+from veil.people.tracks import Detection, Detector, Image, Look, follow, grown
 
 Where = Literal["face", "person", "frame"]
 

@@ -1,6 +1,6 @@
 """Learned anonymizers: every recipe by its name, and the anonymizer that a run of one becomes.
 
-How a video goes through a network is told in `veil.methods.redraw`.
+How a video goes through a network is told in `veil.methods.network`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from safetensors.torch import load_file
 from torch import nn
 
 import veil
-from veil import config
 from veil.core import Anonymizer, Frames, Veiled, VeilError
 from veil.methods.adversarial import Adversarial
 from veil.methods.bdq import BDQRecipe
 from veil.methods.elr import ELR
-from veil.methods.everyone import EveryoneRecipe
+from veil.methods.network import STEP, Redraw, Shape, redrawn
 from veil.methods.noisy import NoisyRecipe
 from veil.methods.penalty import Penalty
-from veil.methods.redraw import STEP, Redraw, Shape, redrawn
+from veil.methods.prototypes import EveryoneRecipe
 from veil.methods.spact import SPAct
-from veil.methods.stage import Stage
 from veil.methods.stprivacy import STPrivacy
 from veil.methods.tedspad import TeDSPAD
 from veil.nn import onnx
 from veil.nn.unet import ImageToImage, to_onnx
-from veil.recipe import Recipe
-from veil.run import recipe_in, weights_in
+from veil.training import config
+from veil.training.data import Stage
+from veil.training.recipe import Recipe
+from veil.training.run import recipe_in, weights_in
 
 CHUNK = 8  # frames that are redrawn at once, where each is redrawn by itself
 

@@ -20,11 +20,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from veil.fit import Game, Move, Series, Terms
-from veil.losses import answer_loss
-from veil.methods.stage import Batch, Stage, Staged, named, of_clips, of_frames, setup
 from veil.nn.unet import UNet, per_frame
-from veil.recipe import STRICT, Seed, Training
+from veil.training.data import Batch, Stage, Staged, named, of_clips, of_frames, setup
+from veil.training.fit import Game, Move, Series, Terms
+from veil.training.losses import answer_loss
+from veil.training.recipe import STRICT, Seed, Training
 
 
 class NoisyFeatures(nn.Module):

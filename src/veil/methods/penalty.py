@@ -19,11 +19,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from veil.fit import Terms
-from veil.losses import Per, over_budget
 from veil.methods.spact import Players, SPAct, played
-from veil.methods.stage import Batch, Stage, Staged
-from veil.recipe import STRICT, Training
+from veil.training.data import Batch, Stage, Staged
+from veil.training.fit import Terms
+from veil.training.losses import Per, over_budget
+from veil.training.recipe import STRICT, Training
 
 
 def _game() -> SPAct:

@@ -1,7 +1,7 @@
 """Selective obfuscation: what is private is looked for, and only that is replaced, by noise that moves as it does.
 
 After "Selective, Interpretable and Motion Consistent Privacy Attribute Obfuscation for Action Recognition" (Ilic, Zhao,
-Pock and Wildes, CVPR 2024). The saliency of a frame is Eq. 1 and 2 (`veil.templates`), its noise Eq. 3 and 4
+Pock and Wildes, CVPR 2024). The saliency of a frame is Eq. 1 and 2 (`veil.people.templates`), its noise Eq. 3 and 4
 (`veil.methods.noise`); they meet in Eq. 5::
 
     out = x + s (n - x)
@@ -9,7 +9,7 @@ Pock and Wildes, CVPR 2024). The saliency of a frame is Eq. 1 and 2 (`veil.templ
 Paper: s is the cosine itself, about 0.3 to 0.7 on a face, which still shows through. Here, `hard`: s is 0 or 1.
 
 *What is looked for.* Each name in `hide` has a map. Hair, face, skin, clothes, body and person are told by the part network
-that comes with Veil (`veil.nn.parts`); any other name is a template, compared by a dense descriptor. So that one threshold
+that comes with Veil (`veil.people.parts`); any other name is a template, compared by a dense descriptor. So that one threshold
 serves them all, a map is bent such that 0.5 is where it starts to count. Faces and people that a detector finds
 (`also`) are hidden as well.
 
@@ -41,15 +41,15 @@ import numpy.typing as npt
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from veil import templates
 from veil.core import Anonymizer, Explained, Frames, Region, Veiled, VeilError
 from veil.methods.filters import BOUNDS, CHECKED, followed, inside, pixels
 from veil.methods.noise import CarriedNoise, Carry, Levels, Mode, blend
-from veil.nn import dense
-from veil.nn import parts as part_network
 from veil.nn.flow import By, Flow, Motion, enlarge, estimator, warp
-from veil.nn.people import Kind
-from veil.nn.tracks import Image, Look
+from veil.people import descriptors as dense
+from veil.people import parts as part_network
+from veil.people import templates
+from veil.people.detectors import Kind
+from veil.people.tracks import Image, Look
 
 Array = npt.NDArray[np.float32]
 Found = tuple[Region, ...]

@@ -30,12 +30,20 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.core import VeilError
-from veil.fit import Game, Measured, Move, Series, Terms
-from veil.losses import MomentumQueue, answer_loss, capped, nt_xent, rotation_loss, rotations, uninformative
-from veil.methods.stage import Batch, Stage, Staged, named, of_clips, of_frames, setup
 from veil.nn import unet
 from veil.nn.image import Network
-from veil.recipe import STRICT, Seed, Training
+from veil.training.data import Batch, Stage, Staged, named, of_clips, of_frames, setup
+from veil.training.fit import Game, Measured, Move, Series, Terms
+from veil.training.losses import (
+    MomentumQueue,
+    answer_loss,
+    capped,
+    nt_xent,
+    rotation_loss,
+    rotations,
+    uninformative,
+)
+from veil.training.recipe import STRICT, Seed, Training
 
 Contrast = Literal["nt_xent", "moco", "rotnet"]
 QUEUE = 1024  # keys that MoCo remembers; the released code has none of it

@@ -32,10 +32,10 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.core import VeilError
-from veil.fit import Terms
 from veil.methods.adversarial import Adversarial, Players
-from veil.methods.stage import Batch, Stage, Staged
-from veil.recipe import STRICT, Training
+from veil.training.data import Batch, Stage, Staged
+from veil.training.fit import Terms
+from veil.training.recipe import STRICT, Training
 
 LONG, SIDE = 2, 16  # frames and pixels of a tubelet
 STAGES, RATIOS = (3, 6, 9), (0.7, 0.49, 0.34)

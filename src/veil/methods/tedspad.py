@@ -21,11 +21,11 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.core import VeilError
-from veil.fit import Terms
-from veil.losses import triplet
 from veil.methods.spact import Players, SPAct, played
-from veil.methods.stage import Batch, Stage, Staged
-from veil.recipe import STRICT, Training
+from veil.training.data import Batch, Stage, Staged
+from veil.training.fit import Terms
+from veil.training.losses import triplet
+from veil.training.recipe import STRICT, Training
 
 
 def _game() -> SPAct:

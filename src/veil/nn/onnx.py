@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from veil.core import VeilError
-from veil.draft import Draft
+from veil.media.draft import Draft
 
 if TYPE_CHECKING:
     import onnx

@@ -1,0 +1,1 @@
+"""What runs it: one video, many videos, a live source, the web app, export."""

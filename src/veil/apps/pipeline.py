@@ -1,0 +1,181 @@
+"""The path of one video from its file through an anonymizer to a new file; every front end takes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Literal
+
+from veil.apps.explain import Explanation
+from veil.apps.report import Preview, Report, ReportFile, Tally, things
+from veil.core import Anonymizer, Explained, Frames, Veiled, VeilError
+from veil.media.video import Codec, Time, VideoSource, open_sink, open_source
+from veil.methods import DEFAULT, make
+
+Progress = Callable[[int, int | None], None]  # frames done, frames in all (None: unknown)
+
+
+def anonymize_video(
+    source: str | Path,
+    output: str | Path,
+    method: str | Anonymizer = DEFAULT,
+    *,
+    region: str | None = None,
+    audio: Literal["drop", "keep"] = "drop",
+    codec: Codec = "h264",
+    quality: int | None = None,
+    report: str | Path | None = None,
+    preview: str | Path | None = None,
+    explain: str | Path | None = None,
+    require_match: bool = False,
+    overwrite: bool = False,
+    salvage: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Anonymize one video (or still, camera, stream) and write it to `output`: all of it, or nothing.
+
+    source    a file, the number of a camera, or the URL of a stream
+    method    as on the command line, ``NAME`` or ``NAME:key=value,…``, or an `Anonymizer`
+    region    what the method changes (``face``, ``person`` or ``frame``), where the method lets one choose
+    audio     the sound is dropped, or kept as it is: voices identify people
+    codec     ``h264``, ``h265``, or ``ffv1``, which loses nothing; `quality` is its constant rate factor
+    report    a JSON file that says for every frame what was hidden and how it was found
+    preview   a picture with frames of the *anonymized* video, the hidden regions outlined
+    explain   a folder for pictures of why the method hid what it hid, for methods that choose what they hide
+    require_match  fail where something that is to be hidden was not found in any frame
+    salvage   go on where frames cannot be decoded (they are missing then, and counted) instead of failing
+    progress  called with the number of frames done and the number in all
+
+    Raises `VeilError`, with one sentence for the user, when anything is wrong; then no file is left behind.
+    """
+    anonymizer = method if isinstance(method, Anonymizer) else make(method, region=region)
+    output = Path(output)
+    wanted = [output, *map(Path, filter(None, (report, preview)))]
+    _all_different(source, wanted, Path(explain) if explain else None)
+    with ExitStack() as files:
+        reading = files.enter_context(closing(open_source(source, salvage=salvage, audio=audio == "keep")))
+        # Left in the opposite order: the video takes its name first, its report only when it has.
+        sheet = files.enter_context(Preview(Path(preview), overwrite=overwrite)) if preview else None
+        why = files.enter_context(Explanation(Path(explain), overwrite=overwrite)) if explain else None
+        told = files.enter_context(ReportFile(Path(report), overwrite=overwrite)) if report else None
+        sink = open_sink(
+            output,
+            reading.info,
+            codec=codec,
+            quality=quality,
+            overwrite=overwrite,
+            audio_from=reading if audio == "keep" else None,
+        )
+        writing = files.enter_context(sink)
+        tally = Tally(reading.info)
+        begun = time.monotonic()
+        with _finish_on_interrupt(reading):
+            for (frames, regions, shares), times in _veiled(anonymizer, reading, why):
+                seconds = [float(t.pts * reading.info.time_base) for t in times]
+                # Before the sink has them: it may still be reading the frames when it has returned.
+                if sheet:
+                    sheet.add(tally.frames, seconds, frames, regions)
+                if told:
+                    told.add(tally.frames, seconds, regions)
+                tally.add(frames, regions, shares)
+                writing.write(frames, times)
+                if progress:
+                    progress(tally.frames, reading.info.frames)
+        if require_match and (not tally.matched or tally.missing(anonymizer.params())):
+            raise VeilError(_nothing_found(source, anonymizer.params(), tally))
+        result = tally.report(
+            output=output.name,
+            method=anonymizer.name,
+            params=anonymizer.params(),
+            lost=reading.lost,
+            seconds=time.monotonic() - begun,
+            size=writing.size,
+        )
+        if sheet:
+            sheet.finish()
+        if why:
+            why.finish()
+        if told:
+            told.finish(result)
+    return dataclasses.replace(result, bytes=output.stat().st_size)
+
+
+def _veiled(
+    anonymizer: Anonymizer, source: VideoSource, why: Explanation | None
+) -> Iterator[tuple[Veiled, list[Time]]]:
+    """What the anonymizer makes of the source, each frame with its time; every frame once, or an error."""
+    waiting: deque[Time] = deque()
+    unexplained: deque[Time] = deque()
+
+    def windows() -> Iterator[Frames]:
+        for window in source.windows():
+            waiting.extend(window.times)
+            if why:
+                unexplained.extend(window.times)
+            yield window.frames
+
+    def tell(explained: Explained) -> None:
+        if not unexplained or not why:
+            raise RuntimeError(f"{type(anonymizer).__name__} explained a frame that it did not get")
+        why.add(float(unexplained.popleft().pts * source.info.time_base), explained)
+
+    height, width = source.info.height, source.info.width
+    for veiled in anonymizer.explained(windows(), tell) if why else anonymizer.stream(windows()):
+        frames = veiled.frames
+        if frames.shape[1:] != (height, width, 3) or len(frames) > len(waiting):
+            raise RuntimeError(
+                f"{type(anonymizer).__name__} made frames {frames.shape} of {len(waiting)} of {height} x {width}"
+            )
+        yield veiled, [waiting.popleft() for _ in range(len(frames))]
+    if left := waiting or unexplained:
+        raise RuntimeError(f"{type(anonymizer).__name__} kept {len(left)} frames back")
+
+
+def _nothing_found(source: str | Path, params: dict, tally: Tally) -> str:
+    option = "--hide" if "hide" in params else "--region"
+    what = " or ".join(tally.missing(params)) or things(params)
+    return (
+        f"nothing of {what} was found in {source}, so nothing was written: look for something else "
+        f"with {option}, lower the threshold, or leave out --require-match."
+    )
+
+
+@contextmanager
+def _finish_on_interrupt(source: VideoSource) -> Iterator[None]:
+    """Ctrl-C ends a live source, and with it the file, cleanly; a second one, or one for a file, breaks off."""
+    if not source.live or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        source.stop()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _all_different(source: str | Path, written: list[Path], folder: Path | None = None) -> None:
+    """Refuse to write over what is read, or two things into one file; `folder` gets pictures and a table."""
+    if folder:
+        for path in (Path(source), *written):
+            within = path.resolve().parent == folder.resolve() and path.suffix.lower() in (".png", ".csv")
+            if within or path.resolve() == folder.resolve():
+                raise VeilError(f"{folder} is no folder for the explanation of {path}: name another one.")
+    for i, path in enumerate(written):
+        if Path(source).exists() and path.exists() and path.samefile(source):
+            raise VeilError(f"{path} is both input and output: name another output.")
+        if path.resolve() in [other.resolve() for other in written[:i]]:
+            raise VeilError(
+                f"{path} is named for two outputs: give the video, the report and the preview a file each."
+            )

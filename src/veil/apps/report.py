@@ -1,0 +1,298 @@
+"""What was hidden in a video: a summary, a file that tells it frame by frame, and a sheet of pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import cv2
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+import veil
+from veil.core import Frames, Region, VeilError
+from veil.media.draft import Draft
+from veil.media.video import VideoInfo, is_image
+
+Regions = list[tuple[Region, ...]] | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The summary of one anonymized video."""
+
+    output: str  # its file name
+    method: str
+    params: dict[str, Any]
+    width: int
+    height: int
+    fps: float
+    frames: int
+    lost: int  # frames that could not be decoded (only with salvage)
+    seconds: float  # how long it took
+    hidden: float  # mean share of a frame that was changed, 0 to 1
+    tracks: int | None  # how many faces or people were followed, if any were; None: whole frames were changed
+    regions: dict[str, int] = field(default_factory=dict)  # how many were found, bridged, extended
+    missing: list[str] = field(default_factory=list)  # names that were to be hidden and never found
+    nothing_found: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # frames, as first and last of each stretch
+    bytes: int = 0  # size of the file
+
+    @property
+    def frames_without(self) -> int:
+        """In how many frames nothing was found, and so nothing was hidden."""
+        return sum(last - first + 1 for first, last in self.nothing_found)
+
+    def sentence(self) -> str:
+        """The summary for people."""
+        thing = things(self.params)
+        pictures = f"{self.frames} frame{'s' * (self.frames != 1)}"
+        lost = f" ({self.lost} more could not be decoded)" if self.lost else ""
+        if self.tracks is None:
+            return f"{self.output}: {pictures}{lost}, each changed as a whole by {self.method}."
+        chosen, bare = "hide" in self.params, self.frames_without
+        if bare == self.frames:
+            none = f"NOTHING that looks like {thing} was" if chosen else f"NO {thing}"
+            return f"{self.output}: {pictures}{lost}, {none} found in any of them: nothing was hidden. Look at it."
+        seen = f"{self.frames - bare} of them" if bare else "every one of them"
+        note = (
+            f"; in the other {bare} nothing was found, which does not mean that nothing is there"
+            if bare
+            else ""
+        )
+        what = thing if chosen else f"one {thing} or more"
+        never = f"; {' and '.join(self.missing)} was NEVER found" if self.missing else ""
+        share = f" ({100 * self.hidden:.{0 if self.hidden > 0.01 else 2}f} % of the picture on average)"
+        return (
+            f"{self.output}: {pictures}{lost}, {what} hidden in {seen} by {self.method}"
+            f"{share if chosen else ''}{note}{never}."
+        )
+
+
+def things(params: Mapping[str, Any]) -> str:
+    """What a method with these parameters looks for: ``face``; ``badge or face`` where it hides one or the other."""
+    if "hide" not in params:
+        return str(params.get("region", "region"))
+    names = str(params["hide"]).split("+")
+    if "person" not in names:  # who has the face that is hidden, too
+        also = str(params.get("also") or "none").split("+")
+        names += [name for name in also if name not in ("none", *names)]
+    return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+
+
+class Tally:
+    """Counts what happens to a video while it happens; its memory does not grow with the video."""
+
+    def __init__(self, info: VideoInfo):
+        self.info = info
+        self.frames = 0
+        self._whole = False
+        self._how: Counter[str] = Counter()
+        self._first_track = self._tracks = 0
+        self._seen: set[int] = set()
+        self._share = 0.0
+        self._bare: list[list[int]] = []
+        self._names: set[str] = set()  # of what was chosen to be hidden, and found
+
+    @property
+    def matched(self) -> bool:
+        """Whether anything at all was hidden so far."""
+        return self._whole or sum(last - first + 1 for first, last in self._bare) < self.frames
+
+    def missing(self, params: Mapping[str, Any]) -> list[str]:
+        """Of the names that a method with these parameters hides, those that were not found so far."""
+        return [name for name in str(params.get("hide", "")).split("+") if name and name not in self._names]
+
+    def add(self, frames: Frames, regions: Regions, shares: Sequence[float] | None = None) -> None:
+        """Count frames that come next; `shares` is what was changed of each, if it is not its regions' boxes."""
+        for i in range(len(frames)):
+            at, found = self.frames + i, None if regions is None else regions[i]
+            if found is None:
+                self._whole = True
+                self._share += 1 if shares is None else shares[i]
+                continue
+            size = self.info.width, self.info.height
+            self._share += _share(found, *size) if shares is None else shares[i]
+            self._how.update(region.how for region in found)
+            now = {region.track for region in found if region.track >= 0}  # -1: not followed
+            self._names.update(*(r.kind.split("+") for r in found if r.track < 0 and r.how == "found"))
+            self._tracks += len(now - self._seen)
+            self._seen = {t for t in self._seen | now if t > max(now, default=0) - 10_000}
+            if not found and self._bare and self._bare[-1][1] == at - 1:
+                self._bare[-1][1] = at
+            elif not found:
+                self._bare.append([at, at])
+        self.frames += len(frames)
+
+    def report(
+        self, *, output: str, method: str, params: dict, lost: int, seconds: float, size: tuple[int, int]
+    ) -> Report:
+        """The summary of all that was counted."""
+        return Report(
+            output=output,
+            method=method,
+            params=params,
+            width=size[0],
+            height=size[1],
+            fps=float(self.info.fps),
+            frames=self.frames,
+            lost=lost,
+            seconds=round(seconds, 3),
+            hidden=round(self._share / max(1, self.frames), 4),
+            tracks=None if self._whole else self._tracks,
+            missing=self.missing(params),
+            regions={how: self._how[how] for how in ("found", "bridged", "extended")},
+            nothing_found=[(first, last) for first, last in self._bare],
+        )
+
+
+class ReportFile:
+    """A JSON file written frame by frame: ``{"veil": …, "frames": [{…}, …], "summary": {…}}``."""
+
+    def __init__(self, path: Path, *, overwrite: bool):
+        self._draft = Draft(path, overwrite=overwrite)
+        self._file = self._draft.path.open("w", encoding="utf-8")
+        self._first = True
+        self._file.write(f'{{"veil": {json.dumps(veil.__version__)}, "frames": [')
+
+    def add(self, at: int, seconds: Sequence[float], regions: Regions) -> None:
+        """Tell of the frames from number `at` on, shown at these seconds."""
+        for i, second in enumerate(seconds):
+            entry: dict[str, Any] = {"frame": at + i, "time": round(second, 6)}
+            if regions is None:
+                entry["whole"] = True
+            else:
+                entry["regions"] = [
+                    {
+                        "kind": region.kind,
+                        "box": [round(v, 1) for v in region.box],
+                        "score": round(region.score, 3),
+                        "how": region.how,
+                        "track": region.track,
+                    }
+                    for region in regions[i]
+                ]
+            with self._draft.told():
+                self._file.write(("" if self._first else ",") + "\n" + json.dumps(entry))
+            self._first = False
+
+    def finish(self, report: Report) -> None:
+        """Add the summary; the file takes its name when the context is left without an error."""
+        summary = {k: v for k, v in asdict(report).items() if k != "bytes"}
+        with self._draft.told():
+            self._file.write(f'\n], "summary": {json.dumps(summary)}}}\n')
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        try:
+            if failure is None:
+                self._draft.publish()
+        finally:
+            self._file.close()
+            self._draft.discard()
+
+
+_COLOURS = {"found": (64, 220, 96), "bridged": (255, 190, 40), "extended": (255, 96, 80)}
+_MOST = 24  # pictures kept while the length is unknown; half of them at least are shown
+
+
+class Preview:
+    """A sheet of frames of the anonymized video, evenly spaced, with the hidden regions outlined."""
+
+    def __init__(self, path: Path, *, overwrite: bool):
+        self._draft = Draft(path, overwrite=overwrite)
+        self._kept: list[tuple[int, float, Frames, tuple[Region, ...]]] = []
+        self._step = 1
+
+    def add(self, at: int, seconds: Sequence[float], frames: Frames, regions: Regions) -> None:
+        """Keep some of the frames; the first of them has number `at`."""
+        for i, second in enumerate(seconds):
+            if (at + i) % self._step:
+                continue
+            height, width = frames.shape[1:3]
+            scale = min(320 / width, 320 / height)
+            size = max(1, round(width * scale)), max(1, round(height * scale))
+            small = cv2.resize(frames[i], size, interpolation=cv2.INTER_AREA).astype(np.uint8)
+            found = regions[i] if regions is not None else ()
+            scaled = (r._replace(box=tuple(v * scale for v in r.box)) for r in found)
+            self._kept.append((at + i, second, small, tuple(scaled)))
+            if len(self._kept) > _MOST:
+                self._step *= 2
+                self._kept = [kept for kept in self._kept if kept[0] % self._step == 0]
+
+    def finish(self) -> None:
+        """Draw the sheet; the file takes its name when the context is left without an error."""
+        shown = self._kept[:: 1 + len(self._kept) // 13]
+        buffer = io.BytesIO()
+        kind = "PNG" if self._draft.path.suffix == ".png" else "JPEG"
+        draw_sheet([_outlined(small, found, f"{second:.2f} s") for _, second, small, found in shown]).save(
+            buffer, kind
+        )
+        with self._draft.told():
+            self._draft.path.write_bytes(buffer.getvalue())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        try:
+            if failure is None:
+                self._draft.publish()
+        finally:
+            self._draft.discard()
+
+
+def save_picture(picture: Image.Image, path: Path) -> None:
+    """Write a picture, whole or not at all, in the form that its name tells; one that exists is replaced."""
+    if not is_image(path):
+        raise VeilError(f"{path} is no name for a picture: let it end in .jpg or .png.")
+    draft = Draft(path, overwrite=True)
+    try:
+        with draft.told():
+            picture.save(draft.path, quality=90)
+        draft.publish()
+    finally:
+        draft.discard()
+
+
+def draw_sheet(pictures: Sequence[Image.Image], columns: int = 4, gap: int = 8) -> Image.Image:
+    """Pictures in rows, on white."""
+    columns = min(columns, len(pictures)) or 1
+    width, height = (max((p.size[axis] for p in pictures), default=1) for axis in (0, 1))
+    rows = -(-len(pictures) // columns)
+    sheet = Image.new("RGB", (gap + columns * (width + gap), gap + rows * (height + gap)), "white")
+    for i, picture in enumerate(pictures):
+        sheet.paste(picture, (gap + i % columns * (width + gap), gap + i // columns * (height + gap)))
+    return sheet
+
+
+def _outlined(small: Frames, regions: Sequence[Region], words: str) -> Image.Image:
+    picture = Image.fromarray(small)
+    draw = ImageDraw.Draw(picture)
+    for region in regions:
+        draw.rectangle(region.box, outline=_COLOURS[region.how])
+    draw.text(
+        (5, 3), words, fill="white", font=ImageFont.load_default(12), stroke_width=2, stroke_fill="black"
+    )
+    return picture
+
+
+def _share(regions: Sequence[Region], width: int, height: int) -> float:
+    """The share of the frame that lies in the regions' boxes, to about a percent."""
+    if not regions:
+        return 0.0
+    grid = np.zeros((90, 160), bool)
+    for region in regions:
+        x0, x1 = (round(v / width * 160) for v in region.box[0::2])
+        y0, y1 = (round(v / height * 90) for v in region.box[1::2])
+        grid[max(0, y0) : max(0, y1), max(0, x0) : max(0, x1)] = True
+    return float(grid.mean())

@@ -1,0 +1,1 @@
+"""Latents: encoders, extraction, store, search, adapters and the heads that use features."""

@@ -1,0 +1,1 @@
+"""Where people are: detectors, the part network, tracks, templates; embeddings of faces and bodies."""

@@ -1,0 +1,481 @@
+"""Templates: what is to be hidden, pointed at in a picture (Ilic et al. 2024, "Selective, interpretable and motion
+consistent privacy attribute obfuscation", Sec. 3.1 and 3.2).
+
+With K(I_j) the descriptor of patch j of a frame and K(τ) that of a template, both of length 1, a patch is as salient as
+
+    s_j = 1/|T| Σ_{τ ∈ T} max(0, ⟨K(I_j), K(τ)⟩)          (1)
+    S   = R(s_1, …, s_m)                                  (2)    R is `veil.people.descriptors.spread`
+
+A template is one or more clicks in one or more pictures; of its clicks the best match counts. A mean lets a template
+that is not in the frame weaken one that is; `max` and `noisy-or`, 1 − Π (1 − s), do not. From
+`veil.people.descriptors.Kind.alike` on a place counts as a match.
+
+A few templates are built in: clicks in `PICTURES`, of which vectors are made with whatever descriptor is used. A user's
+own are files in `folder()`: the vectors, and beside them where they are from, but no picture.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, get_args
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+import PIL.ImageDraw
+import PIL.ImageOps
+
+from veil.core import VeilError
+from veil.media.draft import Draft
+from veil.people import descriptors as dense
+from veil.people import parts
+from veil.people.descriptors import Descriptor
+from veil.people.tracks import Image
+
+Array = npt.NDArray[np.float32]
+Click = tuple[float, float]  # x, y in pixels
+Aggregate = Literal["mean", "max", "noisy-or"]
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "face": ("cheek", "eyes", "forehead", "lips"),
+    "skin": ("arm", "cheek", "forehead", "hand", "leg"),
+    "body": ("arm", "hand", "leg", "torso"),
+    "person": ("arm", "cheek", "eyes", "forehead", "hair", "hand", "leg", "lips", "torso"),
+}
+"""Names that stand for several templates; the names are the paper's."""
+
+PICTURES = ("astronaut", "camera", "people")
+"""Pictures that every installation has: two photographs of scikit-image, of an astronaut (NASA, public domain) and of
+a man with a camera (by Lav Varshney, CC0), and figures that Veil's own synthetic world draws."""
+
+BUILT_IN: dict[str, dict[str, tuple[Click, ...]]] = {
+    "arm": {"astronaut": ((330, 290), (70, 400), (120, 440)), "people": ((325, 56),)},
+    "cheek": {"astronaut": ((195, 125), (205, 130), (258, 125))},
+    "eyes": {"astronaut": ((202, 101), (242, 103))},
+    "forehead": {"astronaut": ((225, 82), (225, 90)), "camera": ((240, 130),)},
+    "hair": {"astronaut": ((165, 75), (225, 40)), "camera": ((218, 95), (170, 110))},
+    "hand": {"people": ((70, 110), (155, 100), (584, 113), (782, 93)), "camera": ((210, 228),)},
+    "leg": {"people": ((129, 185), (291, 180), (403, 180), (786, 112)), "camera": ((140, 480),)},
+    "lips": {"astronaut": ((223, 145), (232, 146))},
+    "torso": {"astronaut": ((100, 380), (130, 310)), "camera": ((60, 300), (100, 290), (110, 350))},
+}
+"""For each template that comes with Veil, where it is in which of `PICTURES`."""
+
+SOURCE = "built in"
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a vector of a template is from."""
+
+    image: str  # the name of the picture's file, or SOURCE and one of PICTURES
+    checksum: str  # of its pixels
+    size: tuple[int, int]  # its width and height
+    point: Click
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """What a few clicks point at."""
+
+    name: str
+    descriptor: str
+    fingerprint: str  # of the descriptor's weights
+    vectors: Array  # (clicks, D), each of length 1
+    origins: tuple[Origin, ...]  # one a click
+
+
+def folder() -> Path:
+    """Where this user's templates are kept."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "veil" / "templates"
+
+
+def add(
+    name: str,
+    image: Path | str | Image,
+    points: Sequence[Click],
+    descriptor: Descriptor | None = None,
+    *,
+    extend: bool = False,
+    overwrite: bool = False,
+) -> Template:
+    """Make a template of clicks (x, y) in a picture, and keep it under that name.
+
+    With `extend` the clicks are added to those that it has.
+    """
+    if not NAME.fullmatch(name):
+        raise VeilError(
+            f"'{name}' is no name for a template: use up to 40 small letters, digits, '-' and '_', such as 'left-hand'."
+        )
+    if name in parts.GROUPS:
+        raise VeilError(
+            f"'{name}' is what the part network finds without a template: choose another name, such as 'my-{name}'."
+        )
+    if extend and overwrite:
+        raise VeilError(
+            f"the template '{name}' can be extended or replaced, not both: choose one of the two."
+        )
+    if name in _own() and not (extend or overwrite):
+        raise VeilError(
+            f"the template '{name}' exists already: pass --extend to add to it, or --overwrite to replace it."
+        )
+    descriptor = descriptor or dense.descriptor()
+    before = None
+    if extend:
+        if name not in _own():
+            hint = _suggestion(name, _own()) if _own() else ": make it first, without --extend."
+            raise VeilError(f"there is no template '{name}' of yours to extend{hint}")
+        check(before := _read(name), descriptor)
+    pixels = opened(image)
+    _checked(pixels, points)
+    file = "pixels" if isinstance(image, np.ndarray) else Path(image).name
+    made = _made(name, pixels, descriptor(pixels), points, descriptor, file)
+    if before:
+        made = _joined([before, made])
+    _write(made, overwrite=extend or overwrite)
+    return made
+
+
+def remove(name: str) -> None:
+    """Forget one of the user's templates."""
+    place = folder() / f"{name}{SUFFIX}"
+    if not NAME.fullmatch(name) or not place.is_file():
+        raise VeilError(f"there is no template '{name}' of yours to remove{_suggestion(name, _own())}")
+    try:
+        place.unlink()
+    except OSError as error:
+        raise VeilError(f"{place} could not be removed ({error.strerror}).") from error
+
+
+def names() -> list[str]:
+    """The names of all templates there are, built in or the user's; nothing is loaded."""
+    return sorted({*BUILT_IN, *_own()})
+
+
+def table() -> list[tuple[str, str, str, int, str]]:
+    """Of every template its name, whether it is built in or own, its descriptor, its clicks and its pictures."""
+    rows, own = [], {*_own()}
+    for name in names():
+        if name not in own:
+            clicks = BUILT_IN[name]
+            rows.append((name, SOURCE, "any", sum(map(len, clicks.values())), ", ".join(sorted(clicks))))
+            continue
+        try:
+            origins = (template := _read(name)).origins
+        except VeilError:
+            rows.append((name, "own", "none", 0, f"damaged: run `veil template remove {name}`"))
+            continue
+        files = ", ".join(sorted({origin.image for origin in origins}))
+        rows.append((name, "own", template.descriptor, len(origins), files))
+    return rows
+
+
+def expanded(wanted: Iterable[str]) -> list[str]:
+    """Names of templates and groups as names of templates, each once."""
+    known, found = names(), dict[str, None]()
+    for name in wanted:
+        if name not in known and name not in GROUPS:
+            if name in parts.GROUPS:
+                raise VeilError(f"there is no template '{name}': it takes the part network to find that.")
+            choice = [*dict.fromkeys([*known, *parts.GROUPS])]
+            raise VeilError(f"there is no template '{name}'{_suggestion(name, choice)}")
+        found |= dict.fromkeys([name] if name in known else GROUPS[name])
+    return list(found)
+
+
+def load(wanted: Iterable[str], descriptor: Descriptor | None = None) -> list[Template]:
+    """The templates of these names and groups, for use with that descriptor (or the default one)."""
+    descriptor = descriptor or dense.descriptor()
+    own, found = {*_own()}, []
+    for name in expanded(wanted):
+        template = _read(name) if name in own else built_in(name, descriptor)
+        check(template, descriptor)
+        found.append(template)
+    return found
+
+
+def built_in(name: str, descriptor: Descriptor) -> Template:
+    """A template that comes with Veil, made for that descriptor."""
+    return _joined(
+        [
+            _made(name, *_described(picture, descriptor), points, descriptor, f"{SOURCE}: {picture}")
+            for picture, points in BUILT_IN[name].items()
+        ]
+    )
+
+
+def source(picture: str) -> Image:
+    """The pixels of one of `PICTURES`."""
+    if picture == "people":
+        place = Path(__file__).with_name("people.png")
+        if not place.is_file():
+            raise VeilError(
+                f"the picture {place} is not there, though Veil comes with it: install Veil anew."
+            )
+        return opened(place)
+    from skimage import data
+
+    pixels = data.astronaut() if picture == "astronaut" else data.camera()
+    return pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, 2)
+
+
+def check(template: Template, descriptor: Descriptor) -> None:
+    """Refuse a template whose vectors cannot be compared with those of the descriptor."""
+    if template.descriptor != descriptor.name:
+        raise VeilError(
+            f"the template '{template.name}' was made with the descriptor {template.descriptor}, not with "
+            f"{descriptor.name}: use that one, or make the template anew."
+        )
+    if template.fingerprint != descriptor.fingerprint or template.vectors.shape[1] != descriptor.dim:
+        raise VeilError(
+            f"the template '{template.name}' was made with other weights of {descriptor.name} (they begin "
+            f"{template.fingerprint[:8]}, these {descriptor.fingerprint[:8]}): make the template anew."
+        )
+
+
+def saliency(descriptors: Array, templates: Sequence[Template], aggregate: Aggregate = "mean") -> Array:
+    """How much each place ``(…, h, w)`` in [0, 1] looks like the templates, of descriptors ``(…, h, w, D)``; Eq. 1."""
+    if not templates:
+        raise VeilError("there is nothing to look for: name at least one template.")
+    if aggregate not in get_args(Aggregate):
+        raise VeilError(
+            f"there is no aggregate '{aggregate}': choose one of {', '.join(get_args(Aggregate))}."
+        )
+    for template in templates:
+        if template.vectors.shape[1] != descriptors.shape[-1]:
+            raise ValueError(
+                f"descriptors have {descriptors.shape[-1]} numbers, those of '{template.name}' "
+                f"{template.vectors.shape[1]}"
+            )
+    cosines = (
+        descriptors @ np.concatenate([template.vectors for template in templates]).T
+    )  # (…, h, w, clicks)
+    firsts = np.cumsum([0, *(len(template.vectors) for template in templates[:-1])])
+    each = np.maximum.reduceat(cosines.clip(0, 1), firsts, axis=-1)  # (…, h, w, templates)
+    if aggregate == "mean":
+        found = each.mean(-1)
+    elif aggregate == "max":
+        found = each.max(-1)
+    else:
+        found = 1 - (1 - each).prod(-1)
+    return found.astype(np.float32, copy=False)
+
+
+def targeted(templates: Sequence[Template], descriptors: Array) -> list[Template]:
+    """The templates as they look in this video: each vector becomes its best match in ``(…, h, w, D)``.
+
+    What is looked for must be in these frames: the best match is taken however poor it is.
+    """
+    places = descriptors.reshape(-1, descriptors.shape[-1])
+    return [
+        dataclasses.replace(template, vectors=places[(places @ template.vectors.T).argmax(0)])
+        for template in templates
+    ]
+
+
+def picture(
+    image: Path | str | Image, template: Template, descriptor: Descriptor | None = None
+) -> PIL.Image.Image:
+    """The picture with the template's saliency laid over it, dark to bright, and a line around what is alike enough.
+
+    Circles are the clicks, where it is the template's own picture.
+    """
+    pixels = opened(image)
+    height, width = pixels.shape[:2]
+    descriptor = descriptor or dense.descriptor(template.descriptor)
+    check(template, descriptor)
+    heat = dense.spread(saliency(descriptor(pixels), [template]), descriptor, height, width)
+    kind = dense.DESCRIPTORS.get(descriptor.name)
+    laid = _laid(pixels, heat, kind.alike if kind else 0.5)
+    checksum, pen, radius = _checksum(pixels), PIL.ImageDraw.Draw(laid), max(3, min(height, width) // 80)
+    for x, y in (origin.point for origin in template.origins if origin.checksum == checksum):
+        box = (x - radius, y - radius, x + radius, y + radius)
+        pen.ellipse(box, outline=(255, 255, 255), width=max(1, radius // 3))
+    return laid
+
+
+def pictures(
+    name: str, images: Sequence[Path | str] = (), descriptor: str | None = None
+) -> list[PIL.Image.Image]:
+    """What a template, or a name that the part network serves, matches in each of the images.
+
+    Without images: in those of a built-in template's own, and for others in the photograph of the astronaut.
+    """
+    if name in parts.GROUPS:
+        network = parts.parts()
+        level = network.thresholds[name]
+        seen = [opened(image) for image in images] or [source("astronaut")]
+        return [_small(_laid(pixels, network.maps(pixels, [name]), level)) for pixels in seen]
+    expanded([name])
+    own = _read(name) if name in _own() else None
+    described = dense.descriptor(descriptor or (own.descriptor if own else dense.DEFAULT))
+    template = own or built_in(name, described)
+    seen = [opened(image) for image in images] or [
+        source(picture) for picture in (("astronaut",) if own else BUILT_IN[name])
+    ]
+    return [_small(picture(pixels, template, described)) for pixels in seen]
+
+
+def _small(shown: PIL.Image.Image) -> PIL.Image.Image:
+    shown.thumbnail((880, 880))
+    return shown
+
+
+def _laid(pixels: Image, heat: Array, level: float) -> PIL.Image.Image:
+    """A picture under a map ``(H, W)`` of its size, at half brightness where that is `level`; a line is drawn there."""
+    shade = np.round((heat / (2 * level)).clip(0, 1) * 255).astype(np.uint8)
+    colours = cv2.applyColorMap(shade, cv2.COLORMAP_INFERNO)[..., ::-1]
+    laid = cv2.addWeighted(pixels, 0.4, np.ascontiguousarray(colours), 0.6, 0)
+    around, _ = cv2.findContours((heat >= level).astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+    cv2.drawContours(laid, around, -1, (0, 255, 255), max(1, min(heat.shape) // 250))
+    return PIL.Image.fromarray(laid)
+
+
+def opened(image: Path | str | Image) -> Image:
+    """The pixels ``(H, W, 3)`` of a picture, upright as it is shown."""
+    if isinstance(image, np.ndarray):
+        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
+            raise VeilError(f"a picture is (H, W, 3) uint8, got {image.shape} {image.dtype}.")
+        return image
+    if not Path(image).is_file():
+        raise VeilError(f"there is no picture {image}: give the name of a file.")
+    try:
+        with PIL.Image.open(image) as file:
+            upright = PIL.ImageOps.exif_transpose(file)
+            if upright.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
+                upright = PIL.Image.fromarray((np.asarray(upright) // 257).astype(np.uint8))
+            return np.array(upright.convert("RGB"))
+    except Exception as error:  # every format has classes of its own
+        raise VeilError(f"{image} could not be read as a picture: give a JPEG, PNG or the like.") from error
+
+
+def _checked(pixels: Image, points: Sequence[Click]) -> None:
+    """Refuse clicks that point at nothing."""
+    height, width = pixels.shape[:2]
+    if not points:
+        raise VeilError("a template needs at least one click: give a point x,y of the picture.")
+    for x, y in points:
+        if not (0 <= x < width and 0 <= y < height):  # so that NaN is outside, too
+            raise VeilError(
+                f"the click {x:g},{y:g} is outside the picture, which is {width} pixels wide and {height} high: give "
+                "a point in it."
+            )
+    if (pixels == pixels[0, 0]).all():
+        raise VeilError(
+            "the picture is of one colour throughout, and there is nothing in it to look for: give another."
+        )
+
+
+def _made(
+    name: str, pixels: Image, grid: Array, points: Sequence[Click], descriptor: Descriptor, image: str
+) -> Template:
+    """A template of clicks in one picture, whose descriptors ``(h, w, D)`` are `grid`."""
+    height, width = pixels.shape[:2]
+    cells = [dense.cell(descriptor, (x, y), height, width) for x, y in points]
+    checksum = _checksum(pixels)
+    return Template(
+        name=name,
+        descriptor=descriptor.name,
+        fingerprint=descriptor.fingerprint,
+        vectors=np.stack([grid[row, column] for row, column in cells]),
+        origins=tuple(Origin(image, checksum, (width, height), (float(x), float(y))) for x, y in points),
+    )
+
+
+@lru_cache(2 * len(PICTURES))
+def _described(picture: str, descriptor: Descriptor) -> tuple[Image, Array]:
+    """One of `PICTURES` and its descriptors, which several templates share."""
+    pixels = source(picture)
+    return pixels, descriptor(pixels)
+
+
+def _joined(templates: Sequence[Template]) -> Template:
+    """Templates of one name and one descriptor as one."""
+    return dataclasses.replace(
+        templates[0],
+        vectors=np.concatenate([template.vectors for template in templates]),
+        origins=tuple(origin for template in templates for origin in template.origins),
+    )
+
+
+def _checksum(pixels: Image) -> str:
+    head = f"{pixels.shape[1]}x{pixels.shape[0]} ".encode()
+    return hashlib.sha256(head + pixels.tobytes()).hexdigest()
+
+
+def _own() -> list[str]:
+    """The names of the user's templates."""
+    return sorted(path.stem for path in folder().glob(f"*{SUFFIX}") if NAME.fullmatch(path.stem))
+
+
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    if near:
+        return f": did you mean {near[0]}?"
+    return f": choose one of {', '.join(known)}." if known else "."
+
+
+def _read(name: str) -> Template:
+    from safetensors import safe_open
+
+    path = folder() / f"{name}{SUFFIX}"
+    try:
+        with safe_open(path, "np") as file:
+            vectors = file.get_tensor("vectors")
+            told = json.loads(file.metadata()["template"])
+        found = Template(
+            name=name,
+            descriptor=str(told["descriptor"]),
+            fingerprint=str(told["fingerprint"]),
+            vectors=vectors,
+            origins=tuple(_origin(**origin) for origin in told["origins"]),
+        )
+        right = vectors.dtype == np.float32 and vectors.ndim == 2 and len(vectors) == len(found.origins) > 0
+        if not right or not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3):
+            raise ValueError("vectors")
+    except Exception as error:  # of the format, of JSON, of what is missing in it
+        raise VeilError(
+            f"{path} is not a template of Veil, or is damaged: run `veil template remove {name}`, and make it anew."
+        ) from error
+    return found
+
+
+def _origin(image: str, checksum: str, size: Sequence[int], point: Sequence[float]) -> Origin:
+    (width, height), (x, y) = size, point
+    return Origin(str(image), str(checksum), (int(width), int(height)), (float(x), float(y)))
+
+
+def _write(template: Template, *, overwrite: bool) -> None:
+    from safetensors.numpy import save
+
+    place = folder() / f"{template.name}{SUFFIX}"
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VeilError(
+            f"the folder {place.parent} could not be made ({error.strerror}): set XDG_DATA_HOME to one that can."
+        ) from error
+    told = {
+        "descriptor": template.descriptor,
+        "fingerprint": template.fingerprint,
+        "origins": [dataclasses.asdict(origin) for origin in template.origins],
+    }  # the name is that of the file
+    draft = Draft(place, overwrite=overwrite)
+    try:
+        with draft.told():
+            draft.path.write_bytes(save({"vectors": template.vectors}, {"template": json.dumps(told)}))
+        draft.publish()
+    finally:
+        draft.discard()

@@ -1,0 +1,1 @@
+"""The one training loop, losses, recipes (TOML to dataclass), run folders and training data."""

@@ -1,0 +1,238 @@
+"""`veil export`: one file that does what torch does, without torch; and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from safetensors.torch import save_file
+from test_learned import RECIPES, whole
+
+import clips
+from conftest import veil
+from veil.apps import export
+from veil.apps.demo import sample
+from veil.apps.export import Latents, Pictures
+from veil.apps.export import export as exported
+from veil.core import VeilError
+from veil.features import splavu
+from veil.features.adapter import Adapter
+from veil.features.bank import Bank
+from veil.methods import learned, make
+from veil.methods.builtin import Everyone
+from veil.methods.exported import load, load_adapter
+from veil.training import config
+
+NET = {"frames", "ahead"}  # those that have layers
+
+
+def untrained(name: str, folder: Path) -> Path:
+    """A run whose network is as it was drawn."""
+    plain = tomllib.loads(RECIPES[name])
+    kind = plain.pop("method")
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"kind": kind, "recipe": plain}))
+    torch.manual_seed(0)
+    net = config.checked(plain, learned.RECIPES[kind], lambda key: key).network()
+    if kind == "everyone":
+        net.pictures = torch.randn(5, 64, 4, 4)
+        net.mean, net.deviation = torch.tensor(0.5), torch.tensor(0.2)
+    save_file(net.state_dict(), folder / "weights.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: untrained(name, folder / name) for name in RECIPES}
+
+
+@pytest.fixture(scope="module")
+def everyone(tmp_path_factory, movie) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "everyone.onnx"
+    exported("everyone", path, calibrate=[str(movie)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def movie(tmp_path_factory) -> Path:
+    """Pictures with something in them: a video to compare on."""
+    path = tmp_path_factory.mktemp("movie") / "movie.mkv"
+    return clips.video(path, list(sample(40, (96, 64))), codec="ffv1", pix_fmt="bgr0")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_and_its_file_draw_the_same(name, runs, movie, tmp_path):
+    written = exported(str(runs[name]), tmp_path / "model.onnx", calibrate=[str(movie)])
+    assert written.difference.off <= export.OFF and written.difference.largest <= 1
+    square = sample(41, (64, 64))
+    one, two = (whole(make(str(place)), square) for place in (runs[name], written.path))
+    assert np.abs(one.astype(int) - two).max() <= 1
+    assert one.std() > 0
+    if name not in ("ahead", "blocks"):  # these know one size: other frames are pressed into it
+        wide = sample(20, (96, 48))
+        one, two = (whole(make(str(place)), wide) for place in (runs[name], written.path))
+        assert np.abs(one.astype(int) - two).max() <= 1
+
+
+@pytest.mark.parametrize("name", sorted(NET))
+def test_eight_bits_are_smaller_and_nearly_the_same(name, runs, movie, tmp_path):
+    written = exported(str(runs[name]), tmp_path / "model.onnx", int8=True, calibrate=[str(movie)])
+    assert written.int8 is not None
+    large, small = written.int8.bytes
+    assert small < large and written.path.stat().st_size == pytest.approx(small, abs=4000)
+    held = onnx.load(str(written.path))
+    assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in held.graph.node}
+    told = load(written.path).told
+    assert told["int8"]["mean"] == pytest.approx(written.int8.difference.mean)
+    assert "int8" in "\n".join(written.lines()) and "before" in "\n".join(written.lines())
+
+
+def test_eight_bits_of_nothing_are_refused(runs, movie, tmp_path):
+    with pytest.raises(VeilError, match="has no layer"):
+        exported(str(runs["difference"]), tmp_path / "model.onnx", int8=True, calibrate=[str(movie)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_built_in_one_in_torch_is_the_built_in_one(everyone):
+    frames = sample(61, (96, 72))
+    assert np.array_equal(whole(load(everyone), frames), whole(Everyone(), frames))
+    told = load(everyone).told
+    assert told["method"] == "everyone" and told["torch"]["largest"] <= 1 and told["block"] == 24
+    assert make(str(everyone)).ahead() == Everyone().ahead() == 35
+
+
+@pytest.mark.parametrize("lengths", [(1,) * 41, (16, 16, 9), (3, 38)])
+def test_windows_make_no_difference(lengths, everyone):
+    frames = sample(41, (64, 48))
+    assert np.array_equal(whole(load(everyone), frames, *lengths), whole(load(everyone), frames))
+
+
+def test_what_differs_from_torch_is_not_written(runs, movie, tmp_path, monkeypatch):
+    true = Pictures.answer
+    monkeypatch.setattr(Pictures, "answer", lambda self, *given: 255 - true(self, *given))
+    with pytest.raises(VeilError, match="differs from torch by at most"):
+        exported(str(runs["frames"]), tmp_path / "model.onnx", calibrate=[str(movie)])
+    assert not list(tmp_path.iterdir())
+
+
+def adapter(context, neighbours: int, dim: int = 16) -> Adapter:
+    torch.manual_seed(0)
+    made = Adapter(dim, layers=2, heads=4, context=context, neighbours=neighbours, normed=True).eval()
+    made.mean, made.scale = torch.randn(dim), torch.rand(dim) + 0.5
+    made.about = torch.tensor(list(b'{"encoder": "gone", "fingerprint": "f"}'), dtype=torch.uint8)
+    if neighbours:
+        made.remember(_bank(dim))
+    return made
+
+
+def _bank(dim: int) -> Bank:
+    class Few:
+        clips, mask = torch.randn(40, 2, dim), torch.ones(40, 2, dtype=torch.bool)
+
+    return Few()  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("context", "neighbours"), [("clip", 0), ("clip", 3), ("video", 0)])
+@pytest.mark.parametrize("int8", [False, True])
+def test_an_adapter_and_its_file_change_features_alike(context, neighbours, int8, tmp_path, monkeypatch):
+    made = adapter(context, neighbours)
+    monkeypatch.setattr(export, "_subject", lambda method: Latents(made))
+    written = exported("run", tmp_path / "adapter.onnx", int8=int8)
+    assert "numbers drawn" in written.looked_at  # the encoder is not there, and that is said
+    change = load_adapter(written.path)
+    for shape in ((1, 1), (5, 3)):
+        features = torch.randn(*shape, 16) * made.scale + made.mean
+        mask = torch.ones(shape, dtype=torch.bool)
+        mask[:, 1:2] = shape == (1, 1)
+        with torch.no_grad():
+            wanted = made(features, mask if context == "video" else None).numpy()
+        found = change(features.numpy(), mask.numpy() if context == "video" else None)
+        apart = np.abs(found - wanted)[mask.numpy()] / made.scale.numpy()
+        assert apart.mean() < (0.2 if int8 else 1e-4)
+    with pytest.raises(VeilError, match="another encoder"):
+        change(np.zeros((1, 1, 17), np.float32))
+    with pytest.raises(VeilError, match="an adapter, which changes features"):
+        make(str(written.path))
+
+
+def test_a_run_of_splavu_is_told_from_others(tmp_path, monkeypatch):
+    (tmp_path / "run.json").write_text('{"kind": "splavu", "recipe": {}}')
+    monkeypatch.setattr(splavu, "load", lambda folder: adapter("clip", 0))
+    assert export._subject(str(tmp_path)).kind == "features"
+
+
+def foreign(path: Path, told: dict[str, str]) -> Path:
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", value[:1], value[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    helper.set_model_props(model, told)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+SHAPE = {"side": "64", "skip": "3", "past": "4", "block": "8", "future": "4", "square": "true"}
+OURS = {"veil": '"0.1.0"', "kind": '"frames"'}
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        (None, "is no ONNX model"),
+        ({}, "Veil did not write"),
+        ({"veil": "not json"}, "Veil did not write"),
+        ({"veil": '"0.1.0"', "kind": '"rocket"'}, "Veil did not write"),
+        ({**OURS, **SHAPE}, "takes x and not frames"),
+    ],
+)
+def test_a_file_that_is_none_of_ours_is_one_sentence(told, sentence, tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"garbage") if told is None else foreign(path, told)
+    with pytest.raises(VeilError, match=sentence):
+        make(str(path))
+
+
+@pytest.mark.parametrize("change", [{"skip": 0}, {"block": 10**9}, {"side": "64"}, {"square": None}])
+def test_what_a_file_says_of_itself_is_checked(change, everyone, tmp_path):
+    model = onnx.load(str(everyone))
+    told = {prop.key: prop.value for prop in model.metadata_props}
+    helper.set_model_props(model, told | {key: json.dumps(value) for key, value in change.items()})
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(VeilError, match=next(iter(change))):
+        make(str(path))
+
+
+def test_the_command_line_refuses_in_one_sentence(tmp_path, everyone):
+    bad = tmp_path / "bad.onnx"
+    bad.write_bytes(b"no")
+    video = clips.video(tmp_path / "in.mp4", clips.pictures(4))
+    done = veil("anonymize", video, "-o", tmp_path / "out.mp4", "--with", bad)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not (tmp_path / "out.mp4").exists()
+    for method, name, sentence in (
+        ("blur", "m.onnx", "is not learned"),
+        ("everyone", "m.txt", "let its name end in .onnx"),
+        ("everyone", everyone, "exists already"),
+    ):
+        with pytest.raises(VeilError, match=sentence):
+            exported(method, tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.onnx", "in.mp4"]
+
+
+def test_torch_is_not_loaded(everyone, tmp_path):
+    video = clips.video(tmp_path / "in.mp4", clips.pictures(30))
+    code = (
+        "import sys\nfrom veil.cli import main\n"
+        f"try: main(['anonymize', {str(video)!r}, '-o', {str(tmp_path / 'out.mp4')!r}, '--with', {str(everyone)!r}])\n"
+        "except SystemExit as done: assert done.code == 0, done\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0
+    assert (tmp_path / "out.mp4").is_file()

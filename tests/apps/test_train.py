@@ -1,0 +1,149 @@
+"""`veil train`: a recipe becomes a run, killed or not, with one process or two."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from veil.apps.train import RECIPES, train
+from veil.core import VeilError
+from veil.methods import learned
+from veil.nn import video
+from veil.training import run
+
+RECIPE = """
+method = "recognize"
+net = "small3d"
+size = 32
+frames = 4
+length = 4
+steps = 12
+batch = 8
+options = { count = 60 }
+"""
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
+
+@pytest.fixture
+def recipe(tmp_path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_a_run_leaves_weights_that_begin_an_attack(recipe, tmp_path):
+    seen = []
+    weights = train(
+        recipe, tmp_path / "run", every=4, device="cpu", progress=lambda *told: seen.append(told[:2])
+    )
+    assert seen == [(4, 12), (8, 12), (12, 12)]
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert about["finished"] and about["kind"] == "recognize" and about["recipe"]["options"] == {"count": 60}
+    net = video.make("small3d", 12, frames=4, size=32, weights=weights)
+    assert all(torch.equal(value, load_file(weights)[name]) for name, value in net.state_dict().items())
+    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records if "val" in r] == [4, 8, 12]
+    assert (tmp_path / "run" / "log.svg").exists()
+
+
+def test_killed_and_resumed_it_is_the_same_run(recipe, tmp_path):
+    recipe.write_text(RECIPE.replace("steps = 12", "steps = 40"))
+    train(recipe, tmp_path / "whole", every=2, device="cpu")
+    broken = tmp_path / "broken"
+    code = "import sys; from veil.apps.train import train; train(*sys.argv[1:], every=2, device='cpu')"
+    process = subprocess.Popen([sys.executable, "-c", code, str(recipe), str(broken)])
+    while process.poll() is None and not (broken / "checkpoints" / "index.json").exists():
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert not (broken / "weights.safetensors").exists()
+    train(recipe, broken, every=2, device="cpu", resume=True)
+    whole = load_file(tmp_path / "whole" / "weights.safetensors")
+    assert all(
+        torch.equal(value, whole[name]) for name, value in load_file(broken / "weights.safetensors").items()
+    )
+    assert (broken / "log.jsonl").read_text() == (tmp_path / "whole" / "log.jsonl").read_text()
+
+
+def test_two_processes_make_one_run(recipe, tmp_path):
+    pytest.importorskip("lightning_fabric")
+    train(recipe, tmp_path / "run", sets=("steps=4",), devices=2, device="cpu")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["finished"]
+    assert load_file(tmp_path / "run" / "weights.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (RECIPE.replace('"recognize"', '"spactt"'), "is of method 'spactt'"),
+        (RECIPE.replace("steps", "stepps"), "there is no 'stepps' (did you mean 'steps'"),
+        (RECIPE.replace("steps = 12", 'steps = "many"'), "steps"),
+        (RECIPE.replace('"small3d"', '"smal3d"'), "smal3d"),
+        (RECIPE + 'target = "nothing"', "target"),
+        (RECIPE.replace("60 }", '60, kind = "stills" }\ntarget = "identity"'), "do not say identity"),
+        ("steps = 3", "does not say of which method"),
+    ],
+)
+def test_bad_recipes_are_one_sentence(text, sentence, tmp_path):
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(VeilError) as caught:
+        train(tmp_path / "recipe.toml", tmp_path / "run", device="cpu")
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_resume_with_another_recipe_is_refused(recipe, tmp_path):
+    train(recipe, tmp_path / "run", every=6, device="cpu")
+    with pytest.raises(VeilError, match="lr"):
+        train(recipe, tmp_path / "run", sets=("lr=0.5",), resume=True, device="cpu")
+    with pytest.raises(VeilError, match="holds a run already"):
+        train(recipe, tmp_path / "run", device="cpu")
+
+
+def test_what_cannot_be_trained_on_is_one_sentence(recipe, tmp_path):
+    for device, devices, sentence in (
+        ("tpu", 1, "device 'tpu' cannot be used here: "),
+        ("cpu", 0, "0 processes do nothing: choose 1 device or more"),
+    ):
+        with pytest.raises(VeilError) as told:
+            train(recipe, tmp_path / "run", device=device, devices=devices)
+        assert sentence in str(told.value) and "\n" not in str(told.value)
+    with pytest.raises(VeilError, match="UTD-MHAD is read from disk: add --set root=FOLDER, which holds it"):
+        train(recipe, tmp_path / "run", sets=("data=utd-mhad", "options={}"), device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_one_sentence(recipe, tmp_path):
+    with pytest.raises(VeilError, match="device 'cuda' cannot be used here: "):
+        train(recipe, tmp_path / "run", device="cuda")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_is_full_at_last_leaves_nothing_half_written(recipe, tmp_path, monkeypatch):
+    write = run.save_file
+
+    def full(tensors: dict[str, torch.Tensor], path: Path, *more: Any) -> None:
+        if Path(path).parent.name == "run":
+            Path(path).write_bytes(b"half")
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        write(tensors, path, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "save_file", full)
+        with pytest.raises(VeilError, match=r"weights\.safetensors could not be written .*No space left"):
+            train(recipe, tmp_path / "run", sets=("steps=2",), device="cpu")
+    assert not [path.name for path in (tmp_path / "run").iterdir() if "veil-" in path.name]
+    assert train(recipe, tmp_path / "run", sets=("steps=2",), resume=True, device="cpu").is_file()
+
+
+def test_every_recipe_has_a_reader():
+    assert all(hasattr(kind, "training") for kind in RECIPES.values())
+    assert {*learned.RECIPES, *learned.OTHERS} == RECIPES.keys()

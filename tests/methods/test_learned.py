@@ -1,0 +1,147 @@
+"""Runs of `veil train` as anonymizers: the laws, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import clips
+from veil import __version__
+from veil.apps.demo import sample
+from veil.apps.train import train
+from veil.cli import main
+from veil.core import Anonymizer, VeilError
+from veil.methods import learned, load, make
+from veil.methods.learned import Learned
+
+USE = "[{at}stage]\nsize = 32\nlength = {length}\nskip = 2\nbatch = 2\nstills = 2\n[{at}stage.use]\noptions = {{ count = 60 }}\n"
+SMALL = 'task = "small3d"\nbudget = ["small2d"]\ndrawing = 1\nwarming = 1\nplaying = 2\n'
+RECIPES = {
+    "frames": 'method = "spact"\nwidth = 4\n' + SMALL + USE.format(at="", length=4),
+    "difference": 'method = "bdq"\n[game]\n' + SMALL + USE.format(at="game.", length=4),
+    "blocks": 'method = "stprivacy"\ndim = 12\ndepth = 2\nstages = [1]\nratios = [0.5]\n[game]\n'
+    + SMALL
+    + USE.format(at="game.", length=16),
+    "ahead": 'method = "everyone"\nsteps = 4\nwidth = 8\n' + USE.format(at="", length=16),
+    "coarse": 'method = "elr"\nsteps = 2\npool = 3\ncount = 2\nfactor = 4\ntask = "small3d"\n'
+    + USE.format(at="", length=4),
+}
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, drawn_once) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    for name, text in RECIPES.items():
+        (folder / f"{name}.toml").write_text(text)
+        train(folder / f"{name}.toml", folder / name, device="cpu")
+    return {name: folder / name for name in RECIPES}
+
+
+@pytest.fixture(scope="module")
+def frames() -> np.ndarray:
+    return sample(length=41, size=(96, 72))
+
+
+def whole(anonymizer: Anonymizer, frames: np.ndarray, *lengths: int) -> np.ndarray:
+    ends = np.cumsum(lengths or [len(frames)])
+    assert ends[-1] == len(frames)
+    windows = [frames[end - length : end] for end, length in zip(ends, lengths or [len(frames)], strict=True)]
+    return np.concatenate([veiled.frames for veiled in anonymizer.stream(windows)])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_laws_hold(name, runs, frames):
+    anonymizer = load(runs[name])
+    before = frames.copy()
+    after = whole(anonymizer, frames)
+    assert after.shape == frames.shape and after.dtype == np.uint8
+    assert np.array_equal(before, frames) and not np.array_equal(after, frames)
+    for lengths in ((1,) * 41, (16, 16, 9), (3, 38)):
+        assert np.array_equal(whole(anonymizer, frames, *lengths), after)
+    assert f'method = "{anonymizer.name}"' in RECIPES[name]
+    again = Learned(**anonymizer.params())
+    assert np.array_equal(whole(again, frames), after)
+    assert np.array_equal(whole(make(str(runs[name])), frames), after)
+    assert len(whole(anonymizer, frames[:1])) == 1
+    assert whole(anonymizer, frames[:2, :5, :7]).shape == (2, 5, 7, 3)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_is_drawn_at_once_makes_no_difference(name, runs, frames, monkeypatch):
+    """A GPU redraws many frames at once, a processor a few."""
+    few = whole(load(runs[name]), frames)
+    monkeypatch.setattr(learned, "CHUNK", 64)
+    many = whole(load(runs[name]), frames)
+    assert np.abs(few.astype(int) - many).max() <= 1
+
+
+def test_a_frame_depends_on_nothing_beyond_what_the_network_sees(runs, frames):
+    """Of a block of 8 with 4 ahead, frames 2 apart, frame 0 sees up to frame 22."""
+    other = frames.copy()
+    other[30:] = 255 - other[30:]
+    one, two = whole(load(runs["ahead"]), frames), whole(load(runs["ahead"]), other)
+    assert np.array_equal(one[:16], two[:16]) and not np.array_equal(one[24:], two[24:])
+
+
+def test_detail_that_the_network_has_not_drawn_does_not_leave(runs):
+    """At 32 pixels, every second row of a fine grating is gone."""
+    fine = np.zeros((2, 512, 512, 3), np.uint8)
+    fine[:, ::2] = 255
+    after = whole(load(runs["frames"]), fine).astype(int)
+    assert np.abs(np.diff(after, axis=1)).max() < 32
+
+
+def test_the_command_line_takes_a_run(runs, tmp_path, capsys):
+    video = clips.video(tmp_path / "in.mp4", clips.pictures(20))
+    for arguments in (["--with", str(runs["frames"])], ["--method", str(runs["frames"])]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["anonymize", str(video), "-o", str(tmp_path / "out.mp4"), "--overwrite", *arguments])
+        assert stopped.value.code == 0, capsys.readouterr().err
+        assert (tmp_path / "out.mp4").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda run: (run / "weights.safetensors").unlink(), "its training is not finished"),
+        (
+            lambda run: (run / "weights.safetensors").write_bytes(b"no"),
+            "does not hold the weights of its run",
+        ),
+        (lambda run: (run / "run.json").write_text("{}"), "holds no run"),
+        (lambda run: _edit(run, kind="recognize"), "which anonymizes nothing"),
+        (lambda run: _edit(run, kind="superveil"), f"which Veil {__version__} does not know: name a run of"),
+        (
+            lambda run: save_file({"other": torch.zeros(1)}, run / "weights.safetensors"),
+            'does not hold the weights of its run (Missing key(s) in state_dict: "net.',
+        ),
+        (lambda run: _edit(run, recipe={"width": -1}), "width"),
+    ],
+)
+def test_what_is_no_run_is_one_sentence(change, sentence, runs, tmp_path, frames):
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(runs["frames"], run)
+    change(run)
+    with pytest.raises(VeilError) as caught:
+        whole(load(run), frames)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def _edit(run: Path, **values: object) -> None:
+    about = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**about, **values}))
+
+
+def test_with_and_method_say_two_things(runs, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["anonymize", "x.mp4", "-o", "y.mp4", "--with", str(runs["frames"]), "--method", "blur"])
+    assert stopped.value.code == 2 and "say two things" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main(["anonymize", "x.mp4", "-o", "y.mp4", "--with", str(tmp_path)])
+    assert stopped.value.code == 2 and "no folder of a run" in capsys.readouterr().err

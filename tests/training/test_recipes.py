@@ -1,0 +1,293 @@
+"""Every recipe is read, and plays two turns on tiny data in the true layout; those of the papers say what the papers report."""
+
+import json
+import math
+import re
+import shlex
+import shutil
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.io
+import torch
+from PIL import Image
+
+from data import layouts
+from veil import methods
+from veil.apps import train as training
+from veil.data import DATASETS
+from veil.methods.learned import RECIPES as ANONYMIZERS
+from veil.training import config
+from veil.training.fit import Game, Measured, Series
+from veil.training.run import Run
+
+FOLDER = Path(__file__).parents[2] / "recipes"
+FILES = sorted(FOLDER.rglob("*.toml"))
+PAPER = FOLDER / "paper"
+PAPERS = [path for path in FILES if path.parent == PAPER and config.kind_of(path) in ANONYMIZERS]
+# Of each method one that keeps its networks; those of the others are small here.
+WHOLE = {
+    "spact-t1-ucf101-ours",
+    "spact-t1-ucf101-supervised",
+    "spact-t1-ucf101-noisy",
+    "penalty-t1-vp-hmdb51-b03",
+    "penalty-t1-vp-hmdb51-stprivacy",
+    "selective-t2-kth-bdq",
+    "selective-t2-kth-elr-s16",
+}
+MOVES = {
+    "elr": ["learn", "learn"],
+    "everyone": ["learn", "learn"],
+    "noisy": ["warm", "hide", "hide"],
+}  # else one to hide and one to learn
+WHERE = {"penalty": "spact.", "tedspad": "spact.", "bdq": "game.", "stprivacy": "game."}  # the inner game
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
+
+def short(path: Path) -> str:
+    return path.stem
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The folder of a dataset by its name, made once: real, small videos and pictures in the published layout."""
+    chance = np.random.default_rng(0)
+    spare = tmp_path_factory.mktemp("spare")
+
+    def clip(number: int, frames: int) -> Path:
+        path = spare / f"{number}-{frames}.mp4"
+        if not path.exists():
+            small = chance.integers(0, 256, (frames, 6, 8, 3), np.uint8)
+            layouts.footage(path, np.kron(small, np.ones((1, 6, 6, 1), np.uint8)))
+        return path
+
+    @cache
+    def made(name: str) -> Path:
+        root = tmp_path_factory.mktemp(name)
+        if name == "ucf101":
+            layouts.ucf101(root, groups=10)
+        elif name == "pa-hmdb51":
+            layouts.pa_hmdb51(root)
+        elif name == "vp-hmdb51":
+            layouts.hmdb51(root)
+            names = [
+                f"{action}/{n}.mp4" for action in ("clap", "brush_hair") for n in layouts.hmdb_names(action)
+            ]
+            layouts.vp(root, "hmdb51", names)
+        elif name == "p-hvu":
+            tags = ("abseiling|rope|cliff", "walking|dog|park", "abseiling|dog|park")
+            videos = {f"train{number:06d}": tags[number % 3] for number in range(9)}
+            layouts.p_hvu(root, videos, {f"val{number:08d}": tags[number] for number in range(3)})
+        elif name == "utd-mhad":  # two actions, and motion
+            layouts.utd_mhad(root)
+            for path in sorted((root / "Depth").glob("a27*")):
+                for action in ("a26", "a27"):
+                    depth = chance.integers(500, 3000, (24, 32, 5), np.uint16)
+                    scipy.io.savemat(path.with_name(path.name.replace("a27", action)), {"d_depth": depth})
+        else:
+            getattr(layouts, name)(root)
+        for number, path in enumerate(sorted(root.rglob("*"))):
+            if path.suffix in (".avi", ".mp4"):
+                shutil.copy(clip(number % 4, 90 if name == "ipn" else 8), path)
+            elif path.name == "rgb_000001.png":
+                for frame in range(1, 6):
+                    picture = chance.integers(0, 256, (36, 48, 3), np.uint8)
+                    Image.fromarray(picture).save(path.with_name(f"rgb_{frame:06d}.png"))
+            elif path.suffix == ".jpg":
+                Image.fromarray(chance.integers(0, 256, (36, 48, 3), np.uint8)).save(path)
+        return root
+
+    return made
+
+
+def at(path: Path, data: Any) -> tuple[str, ...]:
+    """Where the data of a recipe are, by the keys that its header names."""
+    recipe = config.read(path, training.RECIPES[config.kind_of(path)])
+    stage = recipe.stage  # type: ignore[attr-defined]
+    found = []
+    for key in re.findall(r"--set (\S+\.root)=", command(path)):
+        source = stage.private if ".private." in key else stage.use
+        found.append(f"{key}={data(source.name)}")
+    return tuple(found)
+
+
+def command(path: Path) -> str:
+    """How the header says that it is trained."""
+    return next(line for line in path.read_text().splitlines() if line.startswith("#   veil train"))
+
+
+def small(path: Path) -> tuple[str, ...]:
+    """The recipe on little data, for two turns, and with small networks unless it keeps its own."""
+    method = config.kind_of(path)
+    inner = WHERE.get(method, "")
+    recipe: Any = config.read(path, training.RECIPES[method])
+    stage = {"size": 32, "length": 4, "batch": 2, "stills": 2, "held": 8}
+    sets = [f"{inner}stage.{key}={value}" for key, value in stage.items()]
+    if recipe.stage.use.name == "synthetic":
+        sets.append(f"{inner}stage.use.options.count=60")
+    if method == "everyone":  # has no opponents
+        return (*sets, "steps=2", "width=8")
+    if method == "elr":
+        sets += ["steps=2", "pool=3", "count=2", f"stage.size={max(32, recipe.factor)}"]
+    else:
+        sets += [f"{inner}drawing=0", f"{inner}warming={int(method == 'noisy')}", f"{inner}playing=2"]
+    if path.stem in WHOLE:
+        return tuple(sets)
+    game: Any = getattr(recipe, inner[:-1]) if inner else recipe
+    sets.append(f"{inner}task=small3d")
+    if method == "stprivacy":
+        sets += ["dim=24", "depth=4", "stages=[1, 2, 3]"]
+    elif method not in ("elr", "bdq"):
+        sets.append(f"{inner}width=8")
+        if getattr(game, "net", "") == "unet++":
+            sets.append(f"{inner}net=unet")
+    if method == "noisy":
+        sets.append("budget=small2d")
+    elif method != "elr":
+        net = "small3d" if getattr(game, "branch", "") == "spatiotemporal" else "small2d"
+        budget = [name if name == "mobilenet_v1" else net for name in game.budget]
+        sets.append(f"{inner}budget={json.dumps(budget)}")
+    return tuple(sets)
+
+
+class Watch:
+    """Stands in for `fit`: plays the same, and notes after each turn what moved."""
+
+    def __init__(self) -> None:
+        self.turns: list[tuple[Measured, set[str]]] = []
+
+    def __call__(self, game: Game[Any] | Series[Any], batches: Iterable[Any]) -> Iterator[Measured]:
+        tensors = game._tensors() if isinstance(game, Series) else game._named()  # live, by network and name
+        for batch in batches:
+            before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            measured = game.turn(batch)
+            moved = {name for name, tensor in tensors.items() if not torch.equal(tensor, before[name])}
+            self.turns.append((measured, moved))
+            yield measured
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_it_is_read(path):
+    kind = training.RECIPES[config.kind_of(path)]
+    recipe = config.read(path, kind)
+    assert recipe.steps >= 2
+    assert config.checked(config.as_dict(recipe), kind) == recipe
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if config.kind_of(p) in ANONYMIZERS], ids=short)
+def test_two_turns_move_whose_turn_it_is(path, data, tmp_path, monkeypatch):
+    watch = Watch()
+    monkeypatch.setattr(training, "fit", watch)
+    if path.stem in WHOLE:  # their checkpoints have gigabytes
+        monkeypatch.setattr(Run, "save", lambda *_, **__: None)
+    file = training.train(path, tmp_path / "run", sets=(*small(path), *at(path, data)), device="cpu")
+    method = config.kind_of(path)
+    seen = [measured.move for measured, _ in watch.turns]
+    assert seen == MOVES.get(method, ["hide", "learn"])
+    for measured, moved in watch.turns:
+        assert measured.terms and all(math.isfinite(float(term)) for term in measured.terms.values())
+        networks = {name.partition("/")[0] for name in moved}
+        if measured.move == "hide":
+            assert networks == {"redraw"}
+        else:
+            assert "redraw" not in networks and networks & {"task", "learn.0"}
+    frames = np.random.default_rng(1).integers(0, 256, (5, 36, 48, 3), np.uint8)
+    drawn = np.concatenate([part.frames for part in methods.load(file.parent).stream([frames])])
+    assert drawn.shape == frames.shape and drawn.dtype == np.uint8 and (drawn != frames).any()
+    shutil.rmtree(file.parent)  # some are large
+
+
+@pytest.mark.parametrize("method", sorted(ANONYMIZERS))
+def test_a_part_of_a_table_keeps_the_rest_of_the_recipe(method, tmp_path):
+    path, kind = tmp_path / "recipe.toml", ANONYMIZERS[method]
+    path.write_text(f'method = "{method}"')
+    whole = config.as_dict(config.read(path, kind))
+    where = WHERE.get(method, "")
+    changed: Any = config.as_dict(config.read(path, kind, (f"{where}stage.held=17",)))
+    (changed[where[:-1]] if where else changed)["stage"]["held"] = 160
+    assert changed == whole
+
+
+def test_presets_are_laid_over_the_recipe(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text('method = "penalty"\npreset = "paper"')
+    recipe: Any = config.read(path, ANONYMIZERS["penalty"])
+    assert (recipe.spact.net, recipe.spact.task, recipe.spact.cap) == ("unet++", "i3d_r50", None)
+    assert (recipe.stage.size, recipe.stage.batch, recipe.stage.skip) == (224, 8, 4)
+
+
+def rows() -> list[tuple[str, ...]]:
+    """The table of the papers' rows: row, table, recipe or command, evaluated on, what is reported."""
+    lines = (PAPER / "README.md").read_text().partition("\n## Features")[0].splitlines()
+    cells = [
+        tuple(cell.strip() for cell in line.strip("|").split(" | "))
+        for line in lines
+        if line.startswith("| ")
+    ]
+    return cells[1:]
+
+
+def test_every_row_of_the_papers_has_its_recipe_or_command():
+    assert len(rows()) == 241 and len({row[0] for row in rows()}) == 241
+    trained = set()
+    for name, table, how, _, reported in rows():
+        linked = re.fullmatch(r"\[(\S+\.toml)\]\(\1\)", how)
+        if linked:
+            text = (PAPER / linked[1]).read_text()
+            assert table.partition(" ")[2] in text and reported in text, name
+            trained.add(linked[1])
+        else:
+            for said in re.findall(r"`([^`]+)`", how):
+                asked(said)
+    assert trained == {path.name for path in PAPERS}
+    assert "None was run here" in (PAPER / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=short)
+def test_a_header_says_how_and_what(path):
+    header = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert "# Not run here: the data are not at hand." in header
+    assert any(line.startswith("# The paper reports") for line in header)
+    words = shlex.split(command(path).removeprefix("#"))
+    assert words[:5] == ["veil", "train", f"recipes/paper/{path.name}", "-o", f"runs/{path.stem}"]
+    audits = [line.removeprefix("#").strip() for line in header if line.startswith("#   veil audit")]
+    assert audits
+    for said in audits:
+        assert asked(said) == f"runs/{path.stem}"
+
+
+@pytest.mark.parametrize("page", ["learned", "protocols/utd-mhad", "protocols/ucf-sports-utkface"])
+def test_commands_for_novel_labels_train_with_some_and_judge_by_others(page):
+    said = re.findall(
+        r"^    (veil (?:train|audit) .*)$", (FOLDER.parent / "docs" / f"{page}.md").read_text(), re.M
+    )
+    pairs = 0
+    for train, audit in pairwise(map(shlex.split, said)):
+        if train[1] != "train" or audit[:3] != ["veil", "audit", train[4]]:
+            continue
+        recipe, sets = FOLDER.parent / train[2], train[6::2]
+        made: Any = config.read(recipe, training.RECIPES[config.kind_of(recipe)], sets)
+        labels = {"--actions": made.stage.use.actions, "--attributes": made.stage.chosen}
+        for flag, learned in labels.items():
+            assert bool(learned) == (flag in audit)
+            if learned:
+                judged = audit[audit.index(flag) + 1 :]
+                assert len(judged) > 1 and not {*judged} & {*learned}
+                pairs += 1
+    assert pairs
+
+
+def asked(said: str) -> str:
+    """The method of an audit whose other words are checked."""
+    words = shlex.split(said)
+    assert words[:2] == ["veil", "audit"] and words[-2:] == ["--suite", "full"]
+    method, given = words[2], dict(zip(words[3::2], words[4::2], strict=True))
+    assert given["--data"] in DATASETS and given.get("--private", "vispr") == "vispr"
+    if not method.startswith("runs/") and method != "raw":
+        methods.make(method)
+    return method
