@@ -27,7 +27,7 @@ from veil.core import Frames
 from veil.media.video import Time, VideoInfo, open_sink
 from veil.methods import make
 
-METHODS = ["downsample", "pixelate:region=frame", "blacken", "selective", "everyone"]
+METHODS = ["downsample", "pixelate:region=frame", "blacken", "selective", "prototypes"]
 
 
 class Nowhere:
@@ -80,8 +80,8 @@ def start(runs: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         source = video(folder / "in.mp4", (640, 480), 1)
-        export("everyone", folder / "model.onnx")
-        export("everyone", folder / "int8.onnx", int8=True)
+        export("prototypes", folder / "model.onnx")
+        export("prototypes", folder / "int8.onnx", int8=True)
         veil = [sys.executable, "-m", "veil"]
         anonymize = [*veil, "anonymize", str(source), "--overwrite", "-o", str(folder / "out.mp4"), "--with"]
         commands = {

@@ -29,7 +29,7 @@ from veil.data.frames import square
 from veil.methods.spact import Projector, Redraw, SPAct
 from veil.nn import image, unet, video
 from veil.training import data as stage
-from veil.training.data import Source, Stage
+from veil.training.data import DataConfig, Source
 from veil.training.losses import nt_xent
 
 
@@ -102,7 +102,7 @@ def veil(dataset: Dataset, recipe: SPAct, turns: int, device: torch.device) -> f
         if turn == 10:
             _wait(device)
             begun = time.perf_counter()
-        training.game.turn(training.batch(turn))
+        training.game.train_step(training.batch(turn))
     _wait(device)
     return (time.perf_counter() - begun) / turns
 
@@ -156,7 +156,7 @@ def main() -> None:
     dataset = read("utd-mhad", given.data / "utd_mhad_depth")
     device = torch.device(given.device)
     small = device.type == "cpu"
-    part = Stage(use=Source(name="utd-mhad"), batch=2 if small else 24, stills=2 if small else 64, flip=False)
+    part = DataConfig(use=Source(name="utd-mhad"), batch=2 if small else 24, stills=2 if small else 64, flip=False)
     recipe = SPAct(stage=part, width=given.width, drawing=0, warming=0)
     slow = naive(dataset, recipe, given.turns, device)
     fast = veil(dataset, recipe, given.turns, device)

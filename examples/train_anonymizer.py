@@ -2,7 +2,7 @@
 
     python examples/train_anonymizer.py
 
-The recipe is recipes/everyone-synthetic.toml, with so few videos and steps that it takes seconds and learns little.
+The recipe is recipes/prototypes-synthetic.toml, with so few videos and steps that it takes seconds and learns little.
 """
 
 import tempfile
@@ -13,7 +13,7 @@ from veil.apps.demo import sample
 from veil.apps.train import train
 from veil.core import to_clip
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "everyone-synthetic.toml"
+RECIPE = Path(__file__).parents[1] / "recipes" / "prototypes-synthetic.toml"
 LESS = ("steps=8", "stage.batch=4", "stage.use.options.count=40")
 
 

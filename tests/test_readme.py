@@ -64,11 +64,11 @@ FEATURES = [
     [c for c in COMMANDS if c.startswith("veil ") and not c.startswith(TRAINING) and c not in FEATURES],
 )
 def test_command(command, home, monkeypatch):
-    if "--with runs/everyone" in command and not (home / "runs" / "everyone").exists():
-        test_command_that_trains(next(c for c in COMMANDS if "everyone-synthetic" in c), home, monkeypatch)
-    if "--with everyone.onnx" in command and not (home / "everyone.onnx").exists():
+    if "--with runs/prototypes" in command and not (home / "runs" / "prototypes").exists():
+        test_command_that_trains(next(c for c in COMMANDS if "prototypes-synthetic" in c), home, monkeypatch)
+    if "--with prototypes.onnx" in command and not (home / "prototypes.onnx").exists():
         test_command(next(c for c in COMMANDS if c.startswith("veil export")), home, monkeypatch)
-    if command.startswith("veil export") and (home / "everyone.onnx").exists():
+    if command.startswith("veil export") and (home / "prototypes.onnx").exists():
         return  # another test needed it before
     data = home / ("new" if " template add " in command else "data")  # commands may run in any order
     monkeypatch.setattr(synthetic, "show", partial(synthetic.show, size=32))
@@ -86,9 +86,9 @@ def test_command_that_trains(command, home, monkeypatch):
     if words[0] == "train":
         if (home / words[-1]).exists():  # another test needed it before
             return
-        count = "stage.use.options.count=60" if "everyone" in command else "options.count=60"
+        count = "stage.use.options.count=60" if "prototypes" in command else "options.count=60"
         words += ["--set", "steps=3", "--set", count, "--device", "cpu"]
-        words += ["--set", "stage.batch=4"] if "everyone" in command else []
+        words += ["--set", "stage.batch=4"] if "prototypes" in command else []
     elif "--videos" not in words:
         words += ["--jobs", "1"]  # to start others takes longer than what they would do
         suite = SUITES["quick"]

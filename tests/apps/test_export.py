@@ -26,7 +26,7 @@ from veil.features import splavu
 from veil.features.adapter import Adapter
 from veil.features.bank import Bank
 from veil.methods import learned, make
-from veil.methods.builtin import Everyone
+from veil.methods.builtin import Prototypes
 from veil.methods.exported import load, load_adapter
 from veil.training import config
 
@@ -41,7 +41,7 @@ def untrained(name: str, folder: Path) -> Path:
     (folder / "run.json").write_text(json.dumps({"kind": kind, "recipe": plain}))
     torch.manual_seed(0)
     net = config.checked(plain, learned.RECIPES[kind], lambda key: key).network()
-    if kind == "everyone":
+    if kind == "prototypes":
         net.pictures = torch.randn(5, 64, 4, 4)
         net.mean, net.deviation = torch.tensor(0.5), torch.tensor(0.2)
     save_file(net.state_dict(), folder / "weights.safetensors")
@@ -55,9 +55,9 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def everyone(tmp_path_factory, movie) -> Path:
-    path = tmp_path_factory.mktemp("exported") / "everyone.onnx"
-    exported("everyone", path, calibrate=[str(movie)])
+def prototypes(tmp_path_factory, movie) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "prototypes.onnx"
+    exported("prototypes", path, calibrate=[str(movie)])
     return path
 
 
@@ -101,18 +101,18 @@ def test_eight_bits_of_nothing_are_refused(runs, movie, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_built_in_one_in_torch_is_the_built_in_one(everyone):
+def test_the_built_in_one_in_torch_is_the_built_in_one(prototypes):
     frames = sample(61, (96, 72))
-    assert np.array_equal(whole(load(everyone), frames), whole(Everyone(), frames))
-    told = load(everyone).told
-    assert told["method"] == "everyone" and told["torch"]["largest"] <= 1 and told["block"] == 24
-    assert make(str(everyone)).ahead() == Everyone().ahead() == 35
+    assert np.array_equal(whole(load(prototypes), frames), whole(Prototypes(), frames))
+    told = load(prototypes).told
+    assert told["method"] == "prototypes" and told["torch"]["largest"] <= 1 and told["block"] == 24
+    assert make(str(prototypes)).ahead() == Prototypes().ahead() == 35
 
 
 @pytest.mark.parametrize("lengths", [(1,) * 41, (16, 16, 9), (3, 38)])
-def test_windows_make_no_difference(lengths, everyone):
+def test_windows_make_no_difference(lengths, prototypes):
     frames = sample(41, (64, 48))
-    assert np.array_equal(whole(load(everyone), frames, *lengths), whole(load(everyone), frames))
+    assert np.array_equal(whole(load(prototypes), frames, *lengths), whole(load(prototypes), frames))
 
 
 def test_what_differs_from_torch_is_not_written(runs, movie, tmp_path, monkeypatch):
@@ -200,8 +200,8 @@ def test_a_file_that_is_none_of_ours_is_one_sentence(told, sentence, tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"skip": 0}, {"block": 10**9}, {"side": "64"}, {"square": None}])
-def test_what_a_file_says_of_itself_is_checked(change, everyone, tmp_path):
-    model = onnx.load(str(everyone))
+def test_what_a_file_says_of_itself_is_checked(change, prototypes, tmp_path):
+    model = onnx.load(str(prototypes))
     told = {prop.key: prop.value for prop in model.metadata_props}
     helper.set_model_props(model, told | {key: json.dumps(value) for key, value in change.items()})
     path = tmp_path / "model.onnx"
@@ -210,7 +210,7 @@ def test_what_a_file_says_of_itself_is_checked(change, everyone, tmp_path):
         make(str(path))
 
 
-def test_the_command_line_refuses_in_one_sentence(tmp_path, everyone):
+def test_the_command_line_refuses_in_one_sentence(tmp_path, prototypes):
     bad = tmp_path / "bad.onnx"
     bad.write_bytes(b"no")
     video = clips.video(tmp_path / "in.mp4", clips.pictures(4))
@@ -218,19 +218,19 @@ def test_the_command_line_refuses_in_one_sentence(tmp_path, everyone):
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not (tmp_path / "out.mp4").exists()
     for method, name, sentence in (
         ("blur", "m.onnx", "is not learned"),
-        ("everyone", "m.txt", "let its name end in .onnx"),
-        ("everyone", everyone, "exists already"),
+        ("prototypes", "m.txt", "let its name end in .onnx"),
+        ("prototypes", prototypes, "exists already"),
     ):
         with pytest.raises(VeilError, match=sentence):
             exported(method, tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.onnx", "in.mp4"]
 
 
-def test_torch_is_not_loaded(everyone, tmp_path):
+def test_torch_is_not_loaded(prototypes, tmp_path):
     video = clips.video(tmp_path / "in.mp4", clips.pictures(30))
     code = (
         "import sys\nfrom veil.cli import main\n"
-        f"try: main(['anonymize', {str(video)!r}, '-o', {str(tmp_path / 'out.mp4')!r}, '--with', {str(everyone)!r}])\n"
+        f"try: main(['anonymize', {str(video)!r}, '-o', {str(tmp_path / 'out.mp4')!r}, '--with', {str(prototypes)!r}])\n"
         "except SystemExit as done: assert done.code == 0, done\n"
         "sys.exit('torch' in sys.modules)"
     )

@@ -44,7 +44,7 @@ def rows(tmp_path: Path) -> Path:
     for seed, (use, leak) in enumerate([(0.94, 0.30), (0.96, 0.38)]):
         answers = row("utility", "a", use), row("utility", "a", 0.99, "raw"), row("leakage", "b", 0.2)
         attacks = row("leakage", "c", leak), row("leakage", "b", 0.13, "raw")
-        command = f"veil train recipes/everyone.toml -o RUN --set 'seed={seed}'"
+        command = f"veil train recipes/prototypes.toml -o RUN --set 'seed={seed}'"
         put(tmp_path, "Everyone", "Everyone", seed, *answers, *attacks, command=command)
     return tmp_path
 
@@ -66,7 +66,7 @@ def test_tables(bench: ModuleType, rows: Path) -> None:
     assert once.startswith("# Mine\n<!-- utd-mhad -->\n| method")
     assert once.endswith("<!-- end -->\nlast\n") and "\nbetween\n" in once and "old" not in once
     everyone = line_of(once, "Everyone")
-    assert everyone[1] == "`veil train recipes/everyone.toml -o RUN`"
+    assert everyone[1] == "`veil train recipes/prototypes.toml -o RUN`"
     assert everyone[2:8] == [
         ".950 [.940–.960]",
         ".340 [.300–.380]",

@@ -287,7 +287,7 @@ def test_every_preset_plays_with_all_tasks_and_moves_who_it_says(preset):
     banks = {"action": made(), "detection": long, "anomaly": long}
     training = trained_on(r, banks, CPU)
     before = {name: value.clone() for name, value in training.weights().items()}
-    moves = [measured.move for measured in fit(training.game, map(training.batch, range(r.steps)))]
+    moves = [measured.step_name for measured in fit(training.game, map(training.batch, range(r.steps)))]
     assert (
         "hide" in moves
         and ("match" in moves) == (preset == "match")

@@ -30,12 +30,12 @@ from veil.methods.stprivacy import STPrivacy
 from veil.methods.tedspad import TeDSPAD
 from veil.nn import image, video
 from veil.training import data as stage
-from veil.training.data import Batch, Stage, Staged, of_clips, of_frames
-from veil.training.fit import Move, Setup
+from veil.training.data import Batch, DataConfig, TrainingData, of_clips, of_frames
+from veil.training.fit import Setup, Step
 from veil.training.recipe import Training
 
 CPU = torch.device("cpu")
-STAGE = Stage(size=32, length=4, batch=4, stills=4)
+STAGE = DataConfig(size=32, length=4, batch=4, stills=4)
 
 
 def dataset(name: str, samples: list[Sample], *, length: int = 6, **vocabulary: Any) -> Dataset:
@@ -80,11 +80,11 @@ def world():
         yield
 
 
-def on(name: str, **more: Any) -> Stage:
+def on(name: str, **more: Any) -> DataConfig:
     return replace(STAGE, use=stage.Source(name=name), **more)
 
 
-def choosing(attributes: tuple[str, ...], **more: Any) -> Stage:
+def choosing(attributes: tuple[str, ...], **more: Any) -> DataConfig:
     return replace(STAGE, use=stage.Source(name="synthetic", attributes=attributes), **more)
 
 
@@ -125,7 +125,7 @@ def lived(recipe: Any) -> Training:
                 module.momentum = 1.0
     with torch.enable_grad():
         for number in (1, 2):
-            training.game.turn(training.batch(number))
+            training.game.train_step(training.batch(number))
     return training
 
 
@@ -133,7 +133,7 @@ def nets(training: Training) -> dict[str, Any]:
     return training.game._networks  # type: ignore[union-attr]
 
 
-def move(training: Training, name: str) -> Move[Batch]:
+def move(training: Training, name: str) -> Step[Batch]:
     game: Any = training.game
     return getattr(game, "game", game)._movers[name].move
 
@@ -343,7 +343,7 @@ def check_supervised(
 @torch.no_grad()
 def test_elr_learns_from_all_motions_and_keeps_the_best(monkeypatch):
     training = ELR(stage=STAGE, factor=8, pool=5, count=2, task="small3d", steps=2).training(CPU, 1)
-    batch, (task,) = fixed(training), move(training, "learn").players
+    batch, (task,) = fixed(training), move(training, "learn").modules
     task.eval()
     torch.manual_seed(5)
     which = torch.randint(5, (4,))
@@ -409,7 +409,7 @@ def test_no_bound_is_no_weight_is_spact():
     def played(recipe: Any) -> dict[str, Tensor]:
         training = recipe.training(CPU, 1)
         for number in range(5):
-            training.game.turn(training.batch(number))
+            training.game.train_step(training.batch(number))
         return {
             f"{name}.{key}": t for name, net in nets(training).items() for key, t in net.state_dict().items()
         }
@@ -442,7 +442,7 @@ def moved(training: Training, number: int) -> tuple[str, set[str], set[str]]:
     before = {
         n: [{k: t.detach().clone() for k, t in kind.items()} for kind in both] for n, both in kinds.items()
     }
-    measured = training.game.turn(training.batch(number))
+    measured = training.game.train_step(training.batch(number))
     weights, buffers = (
         {
             n
@@ -451,13 +451,13 @@ def moved(training: Training, number: int) -> tuple[str, set[str], set[str]]:
         }
         for i in (0, 1)
     )
-    return measured.move, weights, buffers
+    return measured.step_name, weights, buffers
 
 
-@pytest.mark.parametrize("lively", [False, True])
+@pytest.mark.parametrize("batch_stats", [False, True])
 @pytest.mark.parametrize("contrast", ["nt_xent", "moco", "rotnet"])
-def test_only_whose_turn_it_is_moves(contrast, lively):
-    training = small(drawing=1, warming=1, playing=3, turns=2, lively=lively, contrast=contrast).training(
+def test_only_whose_turn_it_is_moves(contrast, batch_stats):
+    training = small(drawing=1, warming=1, playing=3, repeats=2, batch_stats=batch_stats, contrast=contrast).training(
         CPU, 1
     )
     seen = [moved(training, number) for number in range(5)]
@@ -467,7 +467,7 @@ def test_only_whose_turn_it_is_moves(contrast, lively):
 
 
 def test_a_frozen_budget_never_moves_and_the_task_takes_its_turns():
-    training = small(branch="frozen", playing=3, turns=2, lively=True).training(CPU, 1)
+    training = small(branch="frozen", playing=3, repeats=2, batch_stats=True).training(CPU, 1)
     learn = "learn", {"task"}, {"task"}
     assert [moved(training, number) for number in range(3)] == [
         ("hide", {"redraw"}, {"redraw"}),
@@ -476,7 +476,7 @@ def test_a_frozen_budget_never_moves_and_the_task_takes_its_turns():
     ]
 
 
-@pytest.mark.parametrize("recipe", [supervised(lively=True), token_selection()])
+@pytest.mark.parametrize("recipe", [supervised(batch_stats=True), token_selection()])
 def test_only_whose_turn_it_is_moves_in_the_supervised_game(recipe):
     training = recipe.training(CPU, 1)
     a, others = {"redraw"}, {"task", "seekers"}
@@ -487,9 +487,9 @@ def test_only_whose_turn_it_is_moves_in_the_supervised_game(recipe):
 def test_lively_networks_have_the_statistics_of_the_batch():
     batch = fixed(small().training(CPU, 1))
     found = []
-    for lively in (False, True):
-        training = small(lively=lively).training(CPU, 1)
-        found.append(float(training.game.turn(batch).terms["budget"]))
+    for batch_stats in (False, True):
+        training = small(batch_stats=batch_stats).training(CPU, 1)
+        found.append(float(training.game.train_step(batch).terms["budget"]))
     assert found[0] != found[1]
 
 
@@ -498,7 +498,7 @@ def test_a_restart_makes_fresh_budget_networks_and_keeps_the_anonymizer():
     training = recipe.training(CPU, 1)
     assert recipe.steps == 10 + 5 + 10
     for number in range(10):
-        training.game.turn(training.batch(number))
+        training.game.train_step(training.batch(number))
     networks = nets(training)
     before = {name: {k: t.clone() for k, t in net.state_dict().items()} for name, net in networks.items()}
     training.game._enter(1)  # type: ignore[union-attr]
@@ -515,10 +515,10 @@ def test_a_restart_makes_fresh_budget_networks_and_keeps_the_anonymizer():
 
 
 def test_frames_that_do_not_fit_into_memory_are_read_from_disk(monkeypatch, tmp_path):
-    whole = Staged(STAGE, CPU, 3)
+    whole = TrainingData(STAGE, CPU, 3)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(stage, "ROOM", 5 * whole.train.frames[:16].nbytes)
-    small = Staged(STAGE, CPU, 3)
+    small = TrainingData(STAGE, CPU, 3)
     assert (tmp_path / "veil" / "frames").is_dir()
     assert not list((tmp_path / "veil" / "frames").iterdir())  # gone with the process
     assert torch.equal(small.train.frames, whole.train.frames)
@@ -530,11 +530,11 @@ def test_frames_that_do_not_fit_into_memory_are_read_from_disk(monkeypatch, tmp_
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(VeilError, match=r"cannot take them \(Not a directory\).*XDG_CACHE_HOME.*stage\.held"):
-        Staged(STAGE, CPU, 3)
+        TrainingData(STAGE, CPU, 3)
 
 
 def test_other_views_are_exact_where_networks_are_not():
-    staged = Staged(STAGE, CPU, 0)
+    staged = TrainingData(STAGE, CPU, 0)
     for number in range(3):
         batch, views = staged(number), fixed(Training(None, staged, dict, dict), number)  # type: ignore[arg-type]
         with torch.autocast("cpu", torch.bfloat16):
@@ -563,20 +563,20 @@ def test_how_far_apart_partners_are():
     chosen, dice = torch.arange(12).repeat(50), torch.Generator().manual_seed(0)
     apart = {}
     for pairs in ("views", "frames", "near", "far"):
-        here, there = Staged(on("long", pairs=pairs), CPU, 0)._partners(chosen, dice)
+        here, there = TrainingData(on("long", pairs=pairs), CPU, 0)._partners(chosen, dice)
         assert ((here >= 0) & (here < 160) & (there >= 0) & (there < 160)).all()
         apart[pairs] = (here - there).abs()
     assert (apart["views"] == 0).all() and apart["frames"].float().mean() > 40
     assert apart["near"].min() == 1 and apart["near"].max() == 7
     assert apart["far"].min() == 65 and apart["far"].max() > 120
-    here, there = Staged(on("actions", pairs="far"), CPU, 0)._partners(chosen, dice)
+    here, there = TrainingData(on("actions", pairs="far"), CPU, 0)._partners(chosen, dice)
     assert (here == 0).all() and (there == 5).all()
 
 
 def test_what_is_private_can_be_chosen():
-    assert Staged(STAGE, CPU, 0).kinds == 32
+    assert TrainingData(STAGE, CPU, 0).kinds == 32
     for target, ndim in (("identity", 1), ("attributes", 2)):
-        staged = Staged(replace(STAGE, target=target), CPU, 0)  # type: ignore[arg-type]
+        staged = TrainingData(replace(STAGE, target=target), CPU, 0)  # type: ignore[arg-type]
         batch = staged(0)
         assert batch.private is not None and batch.who is not None
         assert batch.private.ndim == batch.who.ndim == ndim
@@ -586,21 +586,21 @@ def test_what_is_private_can_be_chosen():
     with pytest.raises(
         VeilError, match=r"tags do not say the identity of who is seen, .* they say attributes"
     ):
-        Staged(on("tags", keep="attributes", target="identity"), CPU, 0)
+        TrainingData(on("tags", keep="attributes", target="identity"), CPU, 0)
     with pytest.raises(VeilError, match="they say nothing that is private"):
-        Staged(on("actions", target="attributes"), CPU, 0)
+        TrainingData(on("actions", target="attributes"), CPU, 0)
 
 
 def test_attributes_that_are_chosen_are_what_is_private():
     """The videos also say who is seen, which is not asked for."""
-    known = Staged(STAGE, CPU, 0).train.dataset.attributes
+    known = TrainingData(STAGE, CPU, 0).train.dataset.attributes
     two = known[1], known[0]
     for play in (choosing(two), replace(STAGE, private=stage.Source(name="synthetic", attributes=two))):
-        staged = Staged(play, CPU, 0)
+        staged = TrainingData(play, CPU, 0)
         batch = staged(0)
         assert staged.kinds == 2 and batch.private is not None and batch.private.shape == (4, 2)
         assert [sample.attributes for sample in staged.people.samples] == [
-            (sample.attributes[1], sample.attributes[0]) for sample in Staged(STAGE, CPU, 0).people.samples
+            (sample.attributes[1], sample.attributes[0]) for sample in TrainingData(STAGE, CPU, 0).people.samples
         ]
 
 

@@ -17,7 +17,7 @@ SEED = {
 FILTERS = [name for name, kind in ANONYMIZERS.items() if any(p.name == "region" for p in parameters(kind))]
 SPECS = [f"{name}:region={region}{SEED[name]}" for name in FILTERS for region in ("frame", "face")]
 SPECS += [
-    "everyone:skip=1",
+    "prototypes:skip=1",
     "selective:hide=person,also=none,seed=0",
     "selective:hide=face+hair,seed=0,mode=soft",
     "selective:hide=eyes,also=face,seed=0,target=true,every=2",

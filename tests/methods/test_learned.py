@@ -25,7 +25,7 @@ RECIPES = {
     "blocks": 'method = "stprivacy"\ndim = 12\ndepth = 2\nstages = [1]\nratios = [0.5]\n[game]\n'
     + SMALL
     + USE.format(at="game.", length=16),
-    "ahead": 'method = "everyone"\nsteps = 4\nwidth = 8\n' + USE.format(at="", length=16),
+    "ahead": 'method = "prototypes"\nsteps = 4\nwidth = 8\n' + USE.format(at="", length=16),
     "coarse": 'method = "elr"\nsteps = 2\npool = 3\ncount = 2\nfactor = 4\ntask = "small3d"\n'
     + USE.format(at="", length=4),
 }

@@ -6,11 +6,11 @@ import torch
 
 from veil.core import VeilError
 from veil.methods import make
-from veil.methods.prototypes import PHASES, Everyone, EveryoneRecipe, Means, halves, to_onnx
+from veil.methods.prototypes import PHASES, Means, Prototypes, PrototypesRecipe, halves, to_onnx
 from veil.nn.onnx import session
-from veil.training.data import Source, Stage, Staged
+from veil.training.data import DataConfig, Source, TrainingData
 
-STAGE = Stage(
+STAGE = DataConfig(
     use=Source(name="synthetic", options={"count": 60}), size=32, length=8, skip=1, batch=6, augment="none"
 )
 pytestmark = pytest.mark.usefixtures("drawn_once")
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("drawn_once")
 
 @pytest.fixture(scope="module")
 def means(drawn_once) -> Means:
-    recipe = EveryoneRecipe(stage=STAGE, cell=8, width=8)
-    return Means(recipe, Staged(STAGE, torch.device("cpu"), 0))
+    recipe = PrototypesRecipe(stage=STAGE, cell=8, width=8)
+    return Means(recipe, TrainingData(STAGE, torch.device("cpu"), 0))
 
 
 def test_half_cells_are_means_in_grey():
@@ -64,9 +64,9 @@ def test_batches_follow_from_their_number(means):
     assert one.light.shape == (6, 8, 8, 8) and one.wanted.shape == (6, 8, 4, 4)
 
 
-def filled(snap: bool = True, loose: float = 0.03) -> Everyone:
+def filled(snap: bool = True, loose: float = 0.03) -> Prototypes:
     torch.manual_seed(0)
-    net = Everyone(cell=8, width=8, snap=snap, loose=loose).eval()
+    net = Prototypes(cell=8, width=8, snap=snap, loose=loose).eval()
     net.pictures = torch.randn(3, 5, 4, 4)
     net.pace.fill_(0.5)
     net.mean.fill_(0.5)
@@ -132,7 +132,7 @@ def test_moments_are_shown_as_often_as_they_are_likely():
 
 
 def test_pictures_are_loaded_however_many_there_are():
-    net = Everyone(cell=8, width=8)
+    net = Prototypes(cell=8, width=8)
     net.load_state_dict(filled().state_dict())
     assert net.pictures.shape == (3, 5, 4, 4)
 
@@ -162,12 +162,12 @@ def test_its_file_says_what_it_says(tmp_path):
 @pytest.mark.parametrize("cell", [7, 12])
 def test_cells_that_do_not_fit_are_refused(cell):
     with pytest.raises(VeilError, match="do not fit into cells"):
-        EveryoneRecipe(stage=STAGE, cell=cell)
+        PrototypesRecipe(stage=STAGE, cell=cell)
 
 
 def test_the_one_that_comes_with_veil_shows_cells_only():
     frames = np.random.default_rng(0).integers(0, 256, (20, 64, 80, 3), np.uint8)
-    drawn = np.concatenate([part.frames for part in make("everyone", skip=1).stream([frames])])
+    drawn = np.concatenate([part.frames for part in make("prototypes", skip=1).stream([frames])])
     assert drawn.shape == frames.shape
     assert (drawn[..., 0] == drawn[..., 2]).all()
     assert np.abs(np.diff(drawn[..., 0].astype(int), axis=2)).max() < 128

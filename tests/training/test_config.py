@@ -23,7 +23,7 @@ class Optim:
 
 
 @dataclass(frozen=True)
-class Stage:
+class DataConfig:
     name: str
     steps: int = 10
 
@@ -33,7 +33,7 @@ class Recipe:
     epochs: Annotated[int, Field(ge=1)]
     net: Literal["unet", "unet++"] = "unet"
     optim: Optim = Optim()
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[DataConfig, ...] = ()
     weights: dict[str, float] = Field(default_factory=dict)
     folder: Path | None = None
     flip: bool = True
@@ -89,7 +89,7 @@ def test_a_file_becomes_a_recipe(tmp_path):
         epochs=3,
         net="unet++",
         optim=Optim(lr=1.0, betas=(0.5, 0.9), clip=None),
-        stages=(Stage("one"), Stage("two", 4)),
+        stages=(DataConfig("one"), DataConfig("two", 4)),
         weights={"task": 1.0},
         folder=Path("a/b"),
         size=(8, 9),
@@ -219,7 +219,7 @@ def test_what_is_written_reads_the_same(tmp_path):
         assert read(path, Recipe) == made and kind_of(path) == "spact"
         plain = as_dict(made)
         assert checked(json.loads(json.dumps(plain)), Recipe) == made
-    assert to_toml(Stage("a", 2)) == 'name = "a"\nsteps = 2\n'
+    assert to_toml(DataConfig("a", 2)) == 'name = "a"\nsteps = 2\n'
 
 
 def test_the_schema_tells_a_form_what_it_needs():

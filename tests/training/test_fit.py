@@ -20,10 +20,10 @@ from torch.nn import functional as F
 from veil.core import VeilError
 from veil.training import fit as fit_module
 from veil.training.fit import (
-    Game,
-    Move,
-    Schedule,
+    LRSchedule,
+    Phase,
     Setup,
+    Step,
     Terms,
     fit,
     launch,
@@ -63,7 +63,7 @@ def task(net: Callable[[Tensor], Tensor]) -> Callable[[Batch], Terms]:
     return lambda batch: {"task": F.cross_entropy(net(batch.x), batch.label)}
 
 
-def rivals(**more) -> tuple[nn.Sequential, nn.Sequential, list[Move[Batch]]]:
+def rivals(**more) -> tuple[nn.Sequential, nn.Sequential, list[Step[Batch]]]:
     """A player that hides from another, and the other that learns to see."""
     hides, sees = veiler(), plain()
 
@@ -74,8 +74,8 @@ def rivals(**more) -> tuple[nn.Sequential, nn.Sequential, list[Move[Batch]]]:
             "budget": -0.1 * F.cross_entropy(sees(hidden), batch.label),
         }
 
-    seeing = Move("see", (sees,), task(lambda x: sees(hides(x))), lr=0.1, **more)
-    return hides, sees, [Move("hide", (hides,), loss, lr=0.01), seeing]
+    seeing = Step("see", (sees,), task(lambda x: sees(hides(x))), lr=0.1, **more)
+    return hides, sees, [Step("hide", (hides,), loss, lr=0.01), seeing]
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
@@ -97,7 +97,7 @@ def close(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 1
 def test_a_game_of_one_move_is_a_plain_loop(kind):
     net = plain()
     other = copy.deepcopy(net)
-    move = Move("task", (net,), task(net), lr=0.05, optimizer=kind, weight_decay=0.1)
+    move = Step("task", (net,), task(net), lr=0.05, optimizer=kind, weight_decay=0.1)
     measured = list(fit([move], batches(6)))
 
     makers = {
@@ -113,14 +113,14 @@ def test_a_game_of_one_move_is_a_plain_loop(kind):
         optimizer.step()
         assert float(measured[number].terms["task"]) == pytest.approx(float(loss.detach()), abs=1e-6)
     assert close(weights(net), weights(other))
-    assert [m.step for m in measured] == [1, 2, 3, 4, 5, 6] and {m.move for m in measured} == {"task"}
+    assert [m.step for m in measured] == [1, 2, 3, 4, 5, 6] and {m.step_name for m in measured} == {"task"}
 
 
 def test_the_sum_of_the_terms_is_descended():
     net = nn.Linear(6, 1, bias=False)
     before = net.weight.detach().clone()
     terms = {"up": +2.0, "down": -0.5}
-    move = Move[Batch](
+    move = Step[Batch](
         "m",
         (net,),
         lambda batch: {k: w * net(batch.x).mean() for k, w in terms.items()},
@@ -134,23 +134,23 @@ def test_the_sum_of_the_terms_is_descended():
 
 def test_accumulating_is_one_large_batch():
     net, other = plain(), plain()
-    list(fit([Move("task", (net,), task(net), lr=0.05)], batches(8, 4), Setup(accumulate=4)))
+    list(fit([Step("task", (net,), task(net), lr=0.05)], batches(8, 4), Setup(accumulate=4)))
     pieces = list(batches(8, 4))
     large = [Batch(*(torch.cat(parts) for parts in zip(*pieces[i : i + 4], strict=True))) for i in (0, 4)]
-    list(fit([Move("task", (other,), task(other), lr=0.05)], large))
+    list(fit([Step("task", (other,), task(other), lr=0.05)], large))
     assert close(weights(net), weights(other))
 
 
 def test_moves_take_their_turns_in_whole_updates():
-    _, _, moves = rivals(turns=2)
-    played = [m.move for m in fit(moves, batches(12), Setup(accumulate=2))]
+    _, _, moves = rivals(repeats=2)
+    played = [m.step_name for m in fit(moves, batches(12), Setup(accumulate=2))]
     assert played == ["hide"] * 2 + ["see"] * 4 + ["hide"] * 2 + ["see"] * 4
 
 
 def test_clipping_is_over_all_players_of_the_move():
     first, second = nn.Linear(6, 4), nn.Linear(4, 3)
     twins = copy.deepcopy((first, second))
-    move = Move(
+    move = Step(
         "m", (first, second), task(lambda x: 50 * second(first(x))), 0.1, optimizer="sgd", momentum=0.0
     )
     list(fit([move], [batch(1)], Setup(clip=0.5)))
@@ -165,43 +165,43 @@ def test_clipping_is_over_all_players_of_the_move():
 
 def test_the_average_follows_every_update():
     net = plain()
-    game = Game([Move("task", (net,), task(net), lr=0.05)], Setup(ema=0.8))
+    game = Phase([Step("task", (net,), task(net), lr=0.05)], Setup(ema=0.8))
     naive = weights(net)
     for step in batches(5):
-        game.turn(step)
+        game.train_step(step)
         naive = {name: 0.8 * naive[name] + 0.2 * now for name, now in weights(net).items()}
     assert close(game.averaged(net), naive)
     assert not close(game.averaged(net), weights(net))
     plain(7).load_state_dict(game.averaged(net))
     with pytest.raises(ValueError, match="no averages"):
-        Game([Move("task", (net,), task(net), lr=0.05)]).averaged(net)
+        Phase([Step("task", (net,), task(net), lr=0.05)]).averaged(net)
 
 
 def test_warm_up_and_cosine():
     net = plain()
-    schedule = Schedule(warmup=4, shape="cosine", updates=12, floor=0.1)
-    move = Move("task", (net,), task(net), lr=2.0, schedule=schedule)
+    schedule = LRSchedule(warmup=4, shape="cosine", updates=12, floor=0.1)
+    move = Step("task", (net,), task(net), lr=2.0, schedule=schedule)
     rates = [m.lr for m in fit([move], batches(14, 2))]
     risen = [2 * n / 4 for n in (1, 2, 3, 4)]
     fallen = [2 * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * n / 8))) for n in range(8)]
     assert rates == pytest.approx([*risen, *fallen, 0.2, 0.2])
-    assert [Schedule().at(n) for n in (0, 9)] == [1, 1]
+    assert [LRSchedule().at(n) for n in (0, 9)] == [1, 1]
     with pytest.raises(VeilError, match="updates in all"):
-        Schedule(shape="cosine")
+        LRSchedule(shape="cosine")
     with pytest.raises(VeilError, match="updates=3"):
-        Schedule(shape="cosine", warmup=3, updates=3)
+        LRSchedule(shape="cosine", warmup=3, updates=3)
 
 
 def test_a_schedule_counts_the_updates_of_its_own_move():
-    _, _, moves = rivals(schedule=Schedule(warmup=4))
-    rates = [m.lr for m in fit(moves, batches(12), Setup(accumulate=2)) if m.move == "see"]
+    _, _, moves = rivals(schedule=LRSchedule(warmup=4))
+    rates = [m.lr for m in fit(moves, batches(12), Setup(accumulate=2)) if m.step_name == "see"]
     assert rates == pytest.approx([0.025, 0.025, 0.05, 0.05, 0.075, 0.075])
 
 
 def test_a_plateau_is_that_of_torch():
     net = plain()
-    schedule = Schedule(shape="plateau", patience=2, factor=0.5, floor=0.1)
-    game = Game([Move("task", (net,), task(net), lr=1.0, schedule=schedule)])
+    schedule = LRSchedule(shape="plateau", patience=2, factor=0.5, floor=0.1)
+    game = Phase([Step("task", (net,), task(net), lr=1.0, schedule=schedule)])
     theirs = torch.optim.SGD(plain().parameters(), 1.0)
     reduce = torch.optim.lr_scheduler.ReduceLROnPlateau(
         theirs, factor=0.5, patience=2, threshold=0, min_lr=0.1
@@ -210,8 +210,8 @@ def test_a_plateau_is_that_of_torch():
     for value in values:
         game.report("task", value)
         reduce.step(value)
-        assert game.turn(batch(1)).lr == pytest.approx(theirs.param_groups[0]["lr"])
-    assert game.turn(batch(1)).lr == pytest.approx(0.1)
+        assert game.train_step(batch(1)).lr == pytest.approx(theirs.param_groups[0]["lr"])
+    assert game.train_step(batch(1)).lr == pytest.approx(0.1)
 
 
 # Who moves, and who does not
@@ -219,12 +219,12 @@ def test_a_plateau_is_that_of_torch():
 
 def test_movers_move_and_others_hold_still():
     hides, sees, moves = rivals()
-    game = Game(moves)
+    game = Phase(moves)
     seen: list[tuple[bool, Any]] = []
     hides.register_forward_hook(lambda *_: seen.append((hides.training, hides[0].weight.requires_grad)))
     for turn in range(4):
         before = weights(hides), weights(sees)
-        mover = game.turn(batch(turn)).move
+        mover = game.train_step(batch(turn)).step_name
         after = weights(hides), weights(sees)
         moved = [not same(b, a) for b, a in zip(before, after, strict=True)]
         assert moved == ([True, False] if mover == "hide" else [False, True])
@@ -235,7 +235,7 @@ def test_movers_move_and_others_hold_still():
 
 
 def test_modes_and_flags_are_as_before():
-    hides, sees, moves = rivals(lively=())
+    hides, sees, moves = rivals(batch_stats=())
     hides.eval()
     hides[1].train()
     for p in sees[0].parameters():
@@ -253,14 +253,14 @@ def test_the_lively_keep_their_running_statistics():
     hides, sees, moves = rivals()
     seen: list[bool] = []
     hides.register_forward_hook(lambda module, *_: seen.append(module.training))
-    lively = Move("see", (sees,), moves[1].loss, lr=0.1, lively=(hides,))
+    batch_stats = Step("see", (sees,), moves[1].loss, lr=0.1, batch_stats=(hides,))
     before = weights(hides)
-    list(fit([lively], batches(3)))
+    list(fit([batch_stats], batches(3)))
     assert seen == [True] * 3 and same(weights(hides), before)
     instance = nn.InstanceNorm1d(6, track_running_stats=True)
     before = weights(instance)
-    move = Move("see", (sees,), task(lambda x: sees(instance(x[:, :, None].expand(-1, -1, 4)).mean(-1))), 0.1)
-    list(fit([Move(**{**vars(move), "lively": (instance,)})], batches(2)))
+    move = Step("see", (sees,), task(lambda x: sees(instance(x[:, :, None].expand(-1, -1, 4)).mean(-1))), 0.1)
+    list(fit([Step(**{**vars(move), "batch_stats": (instance,)})], batches(2)))
     assert same(weights(instance), before)
 
 
@@ -268,13 +268,13 @@ def test_a_shared_module_learns_in_every_move_that_has_it():
     trunk, left, right = nn.Linear(6, 4), nn.Linear(4, 3), nn.Linear(4, 3)
     whole = nn.Sequential(trunk, left)  # the trunk is nested here, and a player of its own there
     moves = [
-        Move("left", (whole,), task(whole), lr=0.1),
-        Move("right", (trunk, right), task(lambda x: right(trunk(x))), lr=0.1),
+        Step("left", (whole,), task(whole), lr=0.1),
+        Step("right", (trunk, right), task(lambda x: right(trunk(x))), lr=0.1),
     ]
-    game = Game(moves, Setup(ema=0.5))
+    game = Phase(moves, Setup(ema=0.5))
     for move, still in (("left", right), ("right", left)):
         trunk_before, still_before = weights(trunk), weights(still)
-        assert game.turn(batch(3)).move == move
+        assert game.train_step(batch(3)).step_name == move
         assert not same(weights(trunk), trunk_before) and same(weights(still), still_before)
     tensors, values = game.state()
     assert [n for n in tensors if n.startswith("weights/") and n.endswith("weight")] == [
@@ -284,14 +284,14 @@ def test_a_shared_module_learns_in_every_move_that_has_it():
     ]
     assert "optimizer/right/exp_avg/left.0/0.weight" in tensors
     after = weights(whole)
-    game.turn(batch(4))
+    game.train_step(batch(4))
     game.restore(tensors, values)
     assert same(weights(whole), after) and set(game.averaged(trunk)) == {"weight", "bias"}
 
 
 def test_what_is_not_in_the_game_gets_no_gradient():
     net, outside = plain(), nn.Linear(6, 6)
-    list(fit([Move("task", (net,), task(lambda x: net(outside(x))), lr=0.1)], batches(2)))
+    list(fit([Step("task", (net,), task(lambda x: net(outside(x))), lr=0.1)], batches(2)))
     assert outside.weight.grad is None and outside.weight.requires_grad
 
 
@@ -307,7 +307,7 @@ def test_a_term_that_is_not_finite_is_named_and_changes_nothing(value):
         step = game.step + 1
         return {"good": net(batch.x).mean(), "bad": net(batch.x).std() * poison.get(step, 1.0)}
 
-    game = Game([Move("task", (net,), loss, lr=0.1)], Setup(ema=0.9))
+    game = Phase([Step("task", (net,), loss, lr=0.1)], Setup(ema=0.9))
     running = fit(game, batches(5))
     next(running)
     next(running)
@@ -324,33 +324,33 @@ def test_weights_that_are_not_finite_are_never_saved():
     def loss(batch: Batch) -> Terms:  # the square root's slope at 0 is infinite, its value is not
         return {"root": (net(batch.x).mean() * 0).sqrt()}
 
-    game = Game([Move("task", (net,), loss, lr=0.1)])
-    game.turn(batch(1))
+    game = Phase([Step("task", (net,), loss, lr=0.1)])
+    game.train_step(batch(1))
     with pytest.raises(VeilError, match=r"'weights/task\.0/0\.weight' .* not finite after step 1"):
         game.state()
 
 
 def test_mistakes_in_a_game():
     net = plain()
-    move = Move("task", (net,), task(net), lr=0.1)
+    move = Step("task", (net,), task(net), lr=0.1)
     with pytest.raises(ValueError, match="different names"):
-        Game([move, move])
+        Phase([move, move])
     with pytest.raises(ValueError, match="no weights to learn"):
-        Game([Move("task", (nn.ReLU(),), task(net), lr=0.1)])
+        Phase([Step("task", (nn.ReLU(),), task(net), lr=0.1)])
     with pytest.raises(ValueError, match="one number"):
-        Game([Move[Batch]("task", (net,), lambda batch: {"t": net(batch.x)}, lr=0.1)]).turn(batch(1))
+        Phase([Step[Batch]("task", (net,), lambda batch: {"t": net(batch.x)}, lr=0.1)]).train_step(batch(1))
     with pytest.raises(ValueError, match="depends on its players"):
-        Game([Move[Batch]("task", (net,), lambda batch: {"t": batch.x.mean()}, lr=0.1)]).turn(batch(1))
+        Phase([Step[Batch]("task", (net,), lambda batch: {"t": batch.x.mean()}, lr=0.1)]).train_step(batch(1))
     with pytest.raises(ValueError, match="gives no term"):
-        Game([Move("task", (net,), lambda batch: {}, lr=0.1)]).turn(batch(1))
+        Phase([Step("task", (net,), lambda batch: {}, lr=0.1)]).train_step(batch(1))
     with pytest.raises(ValueError, match="to Game"):
-        list(fit(Game([move]), [], Setup(seed=1)))
+        list(fit(Phase([move]), [], Setup(seed=1)))
     with pytest.raises(VeilError, match="at least one turn"):
-        Move("task", (net,), task(net), lr=0.1, turns=0)
+        Step("task", (net,), task(net), lr=0.1, repeats=0)
     with pytest.raises(VeilError, match="at least 1"):
         Setup(accumulate=0)
     with pytest.raises(VeilError, match=r"2 processes are asked for, but there are 1.*torchrun"):
-        Game([move], Setup(devices=2))
+        Phase([move], Setup(devices=2))
 
 
 # Going on
@@ -359,23 +359,23 @@ def test_mistakes_in_a_game():
 def state_and_rest(setup: Setup, stop: int, count: int = 15) -> None:
     """A game restored from its state at `stop` ends as one that went through."""
     hides, sees, moves = rivals()
-    game = Game(moves, setup)
+    game = Phase(moves, setup)
     for number in range(1, stop + 1):
-        game.turn(batch(number))
+        game.train_step(batch(number))
     tensors, values = game.state()
-    through = [game.turn(batch(number)) for number in range(stop + 1, count + 1)]
+    through = [game.train_step(batch(number)) for number in range(stop + 1, count + 1)]
     end = game.state()
 
     hides, sees, moves = rivals()
     for module in (hides, sees):
         nn.init.constant_(next(module.parameters()), 9)
-    other = Game(moves, setup)
+    other = Phase(moves, setup)
     torch.manual_seed(99)
-    other.turn(batch(77))
+    other.train_step(batch(77))
     other.restore(tensors, values)
-    again = [other.turn(batch(number)) for number in range(stop + 1, count + 1)]
+    again = [other.train_step(batch(number)) for number in range(stop + 1, count + 1)]
     assert same(other.state()[0], end[0]) and other.state()[1] == end[1]
-    assert [(m.step, m.move, m.lr) for m in again] == [(m.step, m.move, m.lr) for m in through]
+    assert [(m.step, m.step_name, m.lr) for m in again] == [(m.step, m.step_name, m.lr) for m in through]
     assert all(same(a.terms, t.terms) for a, t in zip(again, through, strict=True))
 
 
@@ -399,19 +399,19 @@ def test_the_seed_is_the_chance():
 
 def test_the_state_of_another_game_is_refused():
     net = plain()
-    move = Move("task", (net,), task(net), lr=0.1)
-    game = Game([move])
-    game.turn(batch(1))
+    move = Step("task", (net,), task(net), lr=0.1)
+    game = Phase([move])
+    game.train_step(batch(1))
     tensors, values = game.state()
     before = weights(net)
 
     wide = nn.Linear(6, 3)
     others = [
-        (Game([Move("task", (wide,), task(wide), lr=0.1)]), "task.0/0.weight|task.0/weight"),
-        (Game([Move("other", (net,), task(net), lr=0.1)]), "other"),
-        (Game([Move("task", (net,), task(net), lr=0.1, optimizer="sgd")]), "its 'moves' is"),
-        (Game([move], Setup(accumulate=2)), "its 'accumulate' is 1, here it is 2"),
-        (Game([move], Setup(ema=0.9)), "its 'averages' is False"),
+        (Phase([Step("task", (wide,), task(wide), lr=0.1)]), "task.0/0.weight|task.0/weight"),
+        (Phase([Step("other", (net,), task(net), lr=0.1)]), "other"),
+        (Phase([Step("task", (net,), task(net), lr=0.1, optimizer="sgd")]), "its 'moves' is"),
+        (Phase([move], Setup(accumulate=2)), "its 'accumulate' is 1, here it is 2"),
+        (Phase([move], Setup(ema=0.9)), "its 'averages' is False"),
     ]
     for other, word in others:
         with pytest.raises(VeilError, match=word):
@@ -438,7 +438,7 @@ def test_bf16_is_autocast_and_weights_stay_fp32():
     net = plain()
     kinds = []
     net[0].register_forward_hook(lambda *arguments: kinds.append(arguments[-1].dtype))
-    measured = list(fit([Move("task", (net,), task(net), lr=0.05)], batches(20), Setup(precision="bf16")))
+    measured = list(fit([Step("task", (net,), task(net), lr=0.05)], batches(20), Setup(precision="bf16")))
     assert set(kinds) == {torch.bfloat16} and net[0].weight.dtype == torch.float32
     assert float(measured[0].terms["task"]) == pytest.approx(1.1, abs=0.3)
 
@@ -457,8 +457,8 @@ def test_channels_last_changes_the_layout_and_not_the_result():
     torch.manual_seed(0)
     net = Net()
     other = copy.deepcopy(net)
-    list(fit([Move("task", (net,), task(net), lr=0.05)], batches(3), Setup(channels_last=True)))
-    list(fit([Move("task", (other,), task(other), lr=0.05)], batches(3)))
+    list(fit([Step("task", (net,), task(net), lr=0.05)], batches(3), Setup(channels_last=True)))
+    list(fit([Step("task", (other,), task(other), lr=0.05)], batches(3)))
     assert net.video.weight.is_contiguous(memory_format=torch.channels_last_3d)
     assert net.image.weight.is_contiguous(memory_format=torch.channels_last)
     assert close(weights(net), weights(other), 1e-5)
@@ -468,7 +468,7 @@ def test_compile_is_asked_of_every_player(monkeypatch):
     asked = []
     monkeypatch.setattr(nn.Module, "compile", lambda module: asked.append(module))  # noqa: PLW0108
     hides, sees, moves = rivals()
-    Game(moves, Setup(compile=True))
+    Phase(moves, Setup(compile=True))
     assert asked == [hides, sees]
 
 
@@ -550,7 +550,7 @@ def test_a_sentence_of_another_process_stays_one_sentence(monkeypatch):
 def together(steps: int) -> dict:
     """What each process does in the tests below: its replica and what it measured, gathered from all."""
     net, normed, unused = plain(seed=rank()), nn.BatchNorm1d(6), nn.Linear(2, 2)
-    move = Move(
+    move = Step(
         "task",
         (net, normed, unused),
         task(lambda x: net(x) + 0 * normed(x)[:, :3]),
@@ -558,7 +558,7 @@ def together(steps: int) -> dict:
         weight_decay=0.5,
     )
     unused_before = weights(unused)
-    game = Game([move], Setup(devices=world(), clip=0.3, ema=0.9))
+    game = Phase([move], Setup(devices=world(), clip=0.3, ema=0.9))
     rounds = map(batch, shard(range(1, steps * world() + 2)))
     terms = [float(m.terms["task"]) for m in fit(game, rounds)]
     ends: list[Any] = [None] * world()
@@ -579,13 +579,13 @@ def test_two_processes_stay_identical(pair):
 
 def test_two_processes_do_what_one_does_with_twice_the_batch(pair):
     net = plain(seed=0)
-    move = Move("task", (net,), task(net), lr=0.05, weight_decay=0.5)
-    game = Game([move], Setup(clip=0.3, ema=0.9))
+    move = Step("task", (net,), task(net), lr=0.05, weight_decay=0.5)
+    game = Phase([move], Setup(clip=0.3, ema=0.9))
     terms = []
     for number in (1, 3, 5, 7):
         one, two = batch(number), batch(number + 1)
         both = Batch(torch.cat([one.x, two.x]), torch.cat([one.label, two.label]))
-        terms.append(float(game.turn(both).terms["task"]))
+        terms.append(float(game.train_step(both).terms["task"]))
     (state, measured, _), _ = pair["ends"]
     assert measured == pytest.approx(terms, abs=1e-5)
     for name, tensor in weights(net).items():
@@ -596,16 +596,16 @@ SCRIPT = """
 import torch
 from torch import nn
 from veil.core import VeilError
-from veil.training.fit import Game, Move, Setup, launch, rank, world
+from veil.training.fit import Phase, Step, Setup, launch, rank, world
 
 def train(word):
     net = nn.Linear(2, 2)
     def loss(x):
         return {"mean": net(x).mean() * (float("nan") if rank() == 1 and game.step == 1 else 1)}
-    game = Game([Move("m", (net,), loss, lr=0.1)], Setup(devices=2))
+    game = Phase([Step("m", (net,), loss, lr=0.1)], Setup(devices=2))
     try:
         for _ in range(3):
-            game.turn(torch.ones(1, 2))
+            game.train_step(torch.ones(1, 2))
     except VeilError as error:
         print(f"{word} {rank()} of {world()}: {error}\\n", end="", flush=True)
 
@@ -641,16 +641,16 @@ def test_on_a_gpu(compiled):
     hides, sees, moves = rivals()
     hides.cuda()
     sees.cuda()
-    game = Game(moves, Setup(precision="bf16", clip=1.0, ema=0.9, compile=compiled))
+    game = Phase(moves, Setup(precision="bf16", clip=1.0, ema=0.9, compile=compiled))
     on_gpu = [Batch(*(tensor.cuda() for tensor in step)) for step in batches(8)]
     for step in on_gpu[:4]:
-        game.turn(step)
+        game.train_step(step)
     tensors, values = game.state()
     for step in on_gpu[4:]:
-        game.turn(step)
+        game.train_step(step)
     end = game.state()[0]
     game.restore(tensors, values)
     for step in on_gpu[4:]:
-        game.turn(step)
+        game.train_step(step)
     assert same(game.state()[0], end)
     assert fit_module._optimizer(moves[0], list(hides.parameters())).defaults["fused"]

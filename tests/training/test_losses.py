@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from veil.core import VeilError
 from veil.training import losses as L
-from veil.training.fit import Game, Move, Setup, launch, rank, world
+from veil.training.fit import Phase, Setup, Step, launch, rank, world
 
 approx = pytest.approx
 
@@ -151,8 +151,8 @@ def test_the_queue_is_drawn_from_its_seed_alone():
     assert queue().uninformative == approx(math.log(7))
 
 
-def contrast(moco: L.MomentumQueue, setup: Setup = Setup()) -> Game[tuple[Tensor, Tensor]]:
-    return Game([Move("budget", (moco,), lambda x: {"moco": moco(*x, learning=True)}, lr=0.1)], setup)
+def contrast(moco: L.MomentumQueue, setup: Setup = Setup()) -> Phase[tuple[Tensor, Tensor]]:
+    return Phase([Step("budget", (moco,), lambda x: {"moco": moco(*x, learning=True)}, lr=0.1)], setup)
 
 
 def test_a_game_with_a_queue_resumes_where_it_was():
@@ -160,13 +160,13 @@ def test_a_game_with_a_queue_resumes_where_it_was():
     whole = contrast(queue(momentum=0.5))
     first = contrast(queue(momentum=0.5))
     for batch in batches:
-        whole.turn(batch)
+        whole.train_step(batch)
     for batch in batches[:2]:
-        first.turn(batch)
+        first.train_step(batch)
     second = contrast(queue(momentum=0.5, seed=9))
     second.restore(*first.state())
     for batch in batches[2:]:
-        second.turn(batch)
+        second.train_step(batch)
     ours, theirs = whole.state()[0], second.state()[0]
     assert any(name.endswith("queue") for name in ours) and any("slow" in name for name in ours)
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
@@ -176,7 +176,7 @@ def together() -> tuple[Tensor, Tensor]:
     moco = queue()
     a, b = draw(4, 3), draw(4, 3, seed=1)
     mine = slice(2 * rank(), 2 * rank() + 2)
-    contrast(moco, Setup(devices=world())).turn((a[mine], b[mine]))
+    contrast(moco, Setup(devices=world())).train_step((a[mine], b[mine]))
     alone = queue()
     return moco.queue, nn.functional.normalize(alone.slow(b))
 

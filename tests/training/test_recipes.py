@@ -23,7 +23,7 @@ from veil.apps import train as training
 from veil.data import DATASETS
 from veil.methods.learned import RECIPES as ANONYMIZERS
 from veil.training import config
-from veil.training.fit import Game, Measured, Series
+from veil.training.fit import Measured, Phase, PhaseSequence
 from veil.training.run import Run
 
 FOLDER = Path(__file__).parents[2] / "recipes"
@@ -42,7 +42,7 @@ WHOLE = {
 }
 MOVES = {
     "elr": ["learn", "learn"],
-    "everyone": ["learn", "learn"],
+    "prototypes": ["learn", "learn"],
     "noisy": ["warm", "hide", "hide"],
 }  # else one to hide and one to learn
 WHERE = {"penalty": "spact.", "tedspad": "spact.", "bdq": "game.", "stprivacy": "game."}  # the inner game
@@ -130,7 +130,7 @@ def small(path: Path) -> tuple[str, ...]:
     sets = [f"{inner}stage.{key}={value}" for key, value in stage.items()]
     if recipe.stage.use.name == "synthetic":
         sets.append(f"{inner}stage.use.options.count=60")
-    if method == "everyone":  # has no opponents
+    if method == "prototypes":  # has no opponents
         return (*sets, "steps=2", "width=8")
     if method == "elr":
         sets += ["steps=2", "pool=3", "count=2", f"stage.size={max(32, recipe.factor)}"]
@@ -159,15 +159,15 @@ class Watch:
     """Stands in for `fit`: plays the same, and notes after each turn what moved."""
 
     def __init__(self) -> None:
-        self.turns: list[tuple[Measured, set[str]]] = []
+        self.repeats: list[tuple[Measured, set[str]]] = []
 
-    def __call__(self, game: Game[Any] | Series[Any], batches: Iterable[Any]) -> Iterator[Measured]:
-        tensors = game._tensors() if isinstance(game, Series) else game._named()  # live, by network and name
+    def __call__(self, game: Phase[Any] | PhaseSequence[Any], batches: Iterable[Any]) -> Iterator[Measured]:
+        tensors = game._tensors() if isinstance(game, PhaseSequence) else game._named()  # live, by network and name
         for batch in batches:
             before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-            measured = game.turn(batch)
+            measured = game.train_step(batch)
             moved = {name for name, tensor in tensors.items() if not torch.equal(tensor, before[name])}
-            self.turns.append((measured, moved))
+            self.repeats.append((measured, moved))
             yield measured
 
 
@@ -187,12 +187,12 @@ def test_two_turns_move_whose_turn_it_is(path, data, tmp_path, monkeypatch):
         monkeypatch.setattr(Run, "save", lambda *_, **__: None)
     file = training.train(path, tmp_path / "run", sets=(*small(path), *at(path, data)), device="cpu")
     method = config.kind_of(path)
-    seen = [measured.move for measured, _ in watch.turns]
+    seen = [measured.step_name for measured, _ in watch.repeats]
     assert seen == MOVES.get(method, ["hide", "learn"])
-    for measured, moved in watch.turns:
+    for measured, moved in watch.repeats:
         assert measured.terms and all(math.isfinite(float(term)) for term in measured.terms.values())
         networks = {name.partition("/")[0] for name in moved}
-        if measured.move == "hide":
+        if measured.step_name == "hide":
             assert networks == {"redraw"}
         else:
             assert "redraw" not in networks and networks & {"task", "learn.0"}

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from veil.core import VeilError
 from veil.media.draft import Draft
-from veil.training.fit import Game, Move, Schedule, Setup, Terms, fit
+from veil.training.fit import LRSchedule, Phase, Setup, Step, Terms, fit
 from veil.training.run import Run
 
 RECIPE = {"optim": {"lr": 0.01, "betas": (0.9, 0.99)}, "steps": 60}
@@ -28,7 +28,7 @@ def batch(step: int) -> Tensor:
     return torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
 
 
-def game(setup: Setup = SETUP, width: int = 8) -> Game[Tensor]:
+def game(setup: Setup = SETUP, width: int = 8) -> Phase[Tensor]:
     """Everything that a resumed run could get wrong: dropout, batch statistics, momenta, schedules, averages."""
     torch.manual_seed(0)
     hides = nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Dropout(0.4), nn.Linear(width, 6))
@@ -41,12 +41,12 @@ def game(setup: Setup = SETUP, width: int = 8) -> Game[Tensor]:
     def see(x: Tensor) -> Terms:
         return {"task": F.mse_loss(sees(hides(x)), x[:, :1])}
 
-    cosine = Schedule(warmup=3, shape="cosine", updates=20)
+    cosine = LRSchedule(warmup=3, shape="cosine", updates=20)
     moves = [
-        Move("hide", (hides,), hide, lr=0.01, weight_decay=0.1, schedule=cosine),
-        Move("see", (sees,), see, lr=0.05, lively=(hides,)),
+        Step("hide", (hides,), hide, lr=0.01, weight_decay=0.1, schedule=cosine),
+        Step("see", (sees,), see, lr=0.05, batch_stats=(hides,)),
     ]
-    return Game(moves, setup)
+    return Phase(moves, setup)
 
 
 def train(folder: Path, steps: int, every: int = 5) -> None:
@@ -86,7 +86,7 @@ def names(folder: Path) -> list[str]:
 def drive(folder: Path) -> None:
     """Kill a run at random moments until it is through; one import of torch serves all its processes."""
     torch.set_num_threads(1)
-    game().turn(batch(1))  # loads what torch loads late
+    game().train_step(batch(1))  # loads what torch loads late
     processes = multiprocessing.get_context("fork")
     chance, moments, log = random.Random(), [], folder / "killed" / "log.jsonl"
 
@@ -169,7 +169,7 @@ def test_a_checkpoint_counts_only_when_it_is_whole(begun, after, monkeypatch):
     run, played = Run.open(begun), game()
     run.load(played)
     for step in range(11, 16):
-        played.turn(batch(step))
+        played.train_step(batch(step))
     publish, published = Draft.publish, []
 
     def killed(draft: Draft) -> None:
@@ -209,7 +209,7 @@ def test_the_weights_of_one_player(tmp_path):
     train(tmp_path / "run", 10)
     run, played = Run.open(tmp_path / "run"), game()
     run.load(played)
-    hides = played._players["hide.0"]
+    hides = played._modules_by_name["hide.0"]
     for averaged, wanted in ((True, played.averaged(hides)), (False, hides.state_dict())):
         found = run.weights("hide.0", averaged=averaged)
         assert found.keys() == wanted.keys()
@@ -302,7 +302,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(begun):
     path.unlink()
     run, played = Run.open(begun), game()
     assert run.load(played) == 5
-    run.log(played.turn(batch(6)))
+    run.log(played.train_step(batch(6)))
     assert [r["step"] for r in run.records()] == [1, 2, 3, 4, 5, 6]
     assert json.loads((begun / "checkpoints" / "index.json").read_text()) == {"kept": [5], "best": 5}
 
@@ -345,7 +345,7 @@ def test_what_is_not_finite_is_not_saved(begun):
     run.load(played)
     before = names(begun)
     with torch.no_grad():
-        next(played._players["see.0"].parameters()).fill_(float("nan"))
+        next(played._modules_by_name["see.0"].parameters()).fill_(float("nan"))
     with pytest.raises(VeilError, match="not finite after step 10"):
         run.save(played)
     assert names(begun) == before
@@ -376,7 +376,7 @@ def test_long_and_odd_logs_are_drawn(tmp_path):
 def test_tensorboard_is_an_option(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     run = Run.create(tmp_path / "run", RECIPE, "test", tensorboard=True)
-    run.log(game().turn(batch(1)))
+    run.log(game().train_step(batch(1)))
     run.finish()
     assert len([*(tmp_path / "run" / "tensorboard").iterdir()]) == 1
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)

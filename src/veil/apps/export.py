@@ -35,7 +35,7 @@ from veil.features.bank import extract
 from veil.media.video import open_source
 from veil.methods import builtin, learned, make
 from veil.methods.network import Redraw, Shape, redrawn
-from veil.methods.prototypes import Everyone
+from veil.methods.prototypes import Prototypes
 from veil.methods.stprivacy import TokenSelection
 from veil.nn import onnx
 from veil.nn.unet import ImageToImage
@@ -47,7 +47,7 @@ OPSET = 20  # the first that knows the sampling of `elr`
 OFF = 1e-3  # of the values: so many may lie further from torch than rounding explains
 LOST = 16.0  # tolerances by which int8 may differ in the mean
 FRAMES, CLIPS = 96, 24  # of each video, and in all, that are looked at
-ONE_SIZE = (Everyone, TokenSelection)  # whose pictures or places are of one size
+ONE_SIZE = (Prototypes, TokenSelection)  # whose pictures or places are of one size
 
 Inputs = dict[str, np.ndarray]  # of one run, by name
 
@@ -154,7 +154,7 @@ def export(
     calibrate: Sequence[str] = (),
     overwrite: bool = False,
 ) -> Written:
-    """Write a method, the folder of a run or a built-in one such as ``everyone``, to a file that ends in .onnx.
+    """Write a method, the folder of a run or a built-in one such as ``prototypes``, to a file that ends in .onnx.
 
     `calibrate` are videos to compare (and measure ranges) on; by default the demo's, and some of the synthetic world.
     Raises `VeilError`, and writes nothing, where the file would do something else than torch does.
@@ -284,10 +284,10 @@ def _subject(method: str) -> Subject:
         run = learned.load(folder)
         return Pictures(_kind(folder), run.made[0], run.shape)
     anonymizer = make(method)
-    if isinstance(anonymizer, builtin.Everyone):
-        return Pictures("everyone", everyone(), anonymizer.shape)
+    if isinstance(anonymizer, builtin.Prototypes):
+        return Pictures("prototypes", prototypes(), anonymizer.shape)
     raise VeilError(
-        f"{method} is not learned, and there is nothing to export: name the folder of a run of `veil train`, or everyone."
+        f"{method} is not learned, and there is nothing to export: name the folder of a run of `veil train`, or prototypes."
     )
 
 
@@ -484,12 +484,12 @@ class Latents:
         return "/layers." in node
 
 
-def everyone() -> Everyone:
+def prototypes() -> Prototypes:
     """The built-in network in torch, filled from the weights in its ONNX file."""
     import onnx as format_
     from onnx import numpy_helper
 
-    model = format_.load(str(builtin.EVERYONE))
+    model = format_.load(str(builtin.BUILTIN_PROTOTYPES))
     held = {weight.name: numpy_helper.to_array(weight) for weight in model.graph.initializer}
     state = {
         name.removeprefix("net.").removesuffix("_16"): torch.tensor(values.astype(np.float32))
@@ -504,7 +504,7 @@ def everyone() -> Everyone:
                     what = "weight" if node.op_type == "Mul" else "bias"
                     state[f"{place}.{what}"] = torch.tensor(held[name].ravel())
     told: Mapping[str, Any] = {prop.key: json.loads(prop.value) for prop in model.metadata_props}
-    net = Everyone(told["cell"], len(state["exit.weight"][0]), loose=told["loose"])
+    net = Prototypes(told["cell"], len(state["exit.weight"][0]), loose=told["loose"])
     net.load_state_dict(state)
     return net.eval()
 

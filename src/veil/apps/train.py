@@ -27,12 +27,12 @@ from veil.features.encoder_training import EncoderRecipe
 from veil.methods import learned
 from veil.training import config
 from veil.training.fit import (
-    Game,
+    LRSchedule,
     Measured,
-    Move,
     NotFinite,
-    Schedule,
+    Phase,
     Setup,
+    Step,
     fit,
     is_out_of_memory,
     is_too_few,
@@ -83,8 +83,8 @@ class Recognize:
         )
         trained.net.to(device)
         cuda = device.type == "cuda"
-        plan = Schedule(warmup=self.steps // 20, shape="cosine", updates=self.steps, floor=0.01)
-        move = Move("learn", (trained.net,), trained.terms, self.lr, "adamw", self.weight_decay, plan)
+        plan = LRSchedule(warmup=self.steps // 20, shape="cosine", updates=self.steps, floor=0.01)
+        move = Step("learn", (trained.net,), trained.terms, self.lr, "adamw", self.weight_decay, plan)
         setup = Setup(
             seed=self.seed,
             precision="bf16" if cuda else "fp32",
@@ -95,7 +95,7 @@ class Recognize:
         )
         batches = Batches(recognizer, frames, truth, effort, self.seed, mirror=self.target != "action")
         return Training(
-            Game([move], setup),
+            Phase([move], setup),
             batches,
             lambda: {"val": validated(trained, val)[0]},
             trained.net.state_dict,
@@ -241,7 +241,7 @@ def _play(
     every = every or max(50, steps // 20)
     latest: dict[str, Measured] = {}  # of each move, the last turn that was not logged yet
     for measured in fit(game, map(training.batch, range(first, steps))):
-        latest[measured.move] = measured
+        latest[measured.step_name] = measured
         stopped = training.stop(measured)
         if measured.step % every and measured.step != steps and not stopped:
             continue

@@ -40,7 +40,7 @@ from veil.metrics import (
     top1,
 )
 from veil.nn.kernel import Kernel
-from veil.training.fit import Game, Move, Schedule, Setup, fit
+from veil.training.fit import LRSchedule, Phase, Setup, Step, fit
 
 Probe = Literal["linear", "mlp", "knn", "kernel"]
 PROBES: tuple[Probe, ...] = ("linear", "mlp", "knn", "kernel")
@@ -190,12 +190,12 @@ def _trained(
             )
         return {"answer": told.sum(), "decay": members.decay()}
 
-    plan = Schedule(warmup=effort.steps // 20, shape="cosine", updates=effort.steps, floor=0.01)
-    move = Move("learn", (members,), loss, effort.lr, "adam", schedule=plan)
+    plan = LRSchedule(warmup=effort.steps // 20, shape="cosine", updates=effort.steps, floor=0.01)
+    move = Step("learn", (members,), loss, effort.lr, "adam", schedule=plan)
     dice = torch.Generator().manual_seed(seed)
     batches = (torch.randperm(len(x), generator=dice)[:count].to(x.device) for _ in range(effort.steps))
     every, best, kept = max(1, effort.steps // CHECKS), -math.inf, np.zeros(0)
-    for measured in fit(Game([move], Setup(seed=seed)), batches):
+    for measured in fit(Phase([move], Setup(seed=seed)), batches):
         if measured.step % every and measured.step != effort.steps:
             continue
         values = [_scored(answers, right_val, b).value for answers in _of_videos(members, b, right.ndim == 2)]
@@ -372,13 +372,13 @@ def _best_of(
     lr: float = 1e-3,
 ) -> float:
     """Train a head; it keeps the weights that do best on the validation videos."""
-    plan = Schedule(warmup=effort.turns // 20, shape="cosine", updates=effort.turns, floor=0.01)
-    move = Move("learn", (net,), loss, lr, "adamw", 0.025, plan)
+    plan = LRSchedule(warmup=effort.turns // 20, shape="cosine", updates=effort.turns, floor=0.01)
+    move = Step("learn", (net,), loss, lr, "adamw", 0.025, plan)
     dice = np.random.default_rng(seed)
     count = min(effort.videos, videos)
     batches = (dice.choice(videos, count, replace=False).tolist() for _ in range(effort.turns))
     every, best, kept = max(1, effort.turns // 6), -math.inf, {}
-    for measured in fit(Game([move], Setup(seed=seed, clip=1.0)), batches):
+    for measured in fit(Phase([move], Setup(seed=seed, clip=1.0)), batches):
         if measured.step % every and measured.step != effort.turns:
             continue
         net.eval()
@@ -469,10 +469,10 @@ def inverted(
     def loss(rows: Tensor) -> dict[str, Tensor]:
         return {"apart": (net(x[rows]) - y[rows]).abs().mean()}
 
-    plan = Schedule(warmup=steps // 20, shape="cosine", updates=steps, floor=0.01)
+    plan = LRSchedule(warmup=steps // 20, shape="cosine", updates=steps, floor=0.01)
     dice = torch.Generator().manual_seed(seed)
     batches = (torch.randperm(len(x), generator=dice)[:256].to(device) for _ in range(steps))
-    for _ in fit(Game([Move("draw", (net,), loss, 1e-3, "adamw", 0.01, plan)], Setup(seed=seed)), batches):
+    for _ in fit(Phase([Step("draw", (net,), loss, 1e-3, "adamw", 0.01, plan)], Setup(seed=seed)), batches):
         pass
     net.eval()
     with torch.no_grad():

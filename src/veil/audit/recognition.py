@@ -28,7 +28,7 @@ from veil.core import VeilError
 from veil.metrics import Bootstrap, Score, class_mean_average_precision, softmax, top1
 from veil.nn import image, video
 from veil.nn.kernel import Kernel
-from veil.training.fit import Move, Schedule, Setup, fit, rank, world
+from veil.training.fit import LRSchedule, Setup, Step, fit, rank, world
 
 Sees = Literal["frames", "clips", "motion"]
 Floats = npt.NDArray[np.float64]
@@ -235,8 +235,8 @@ def learn(
     kept: dict[str, Tensor] = {}
     cuda = device.type == "cuda"
     for turn in range(effort.rounds):
-        plan = Schedule(warmup=effort.steps // 20, shape="cosine", updates=effort.steps, floor=0.01)
-        move = Move("learn", (trained.net,), trained.terms, effort.lr, "adamw", effort.weight_decay, plan)
+        plan = LRSchedule(warmup=effort.steps // 20, shape="cosine", updates=effort.steps, floor=0.01)
+        move = Step("learn", (trained.net,), trained.terms, effort.lr, "adamw", effort.weight_decay, plan)
         setup = Setup(
             seed=seed + 7919 * turn, precision="bf16" if cuda else "fp32", clip=5.0, channels_last=cuda
         )

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from veil.audit.videos import Footage
-from veil.training.fit import Move, Schedule, Setup, fit
+from veil.training.fit import LRSchedule, Setup, Step, fit
 
 PAIRS = 2048  # frames from which a key is found
 AT_ONCE = 256  # frames restored together
@@ -120,11 +120,11 @@ def learn_restorer(
     def loss(batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         return {"restored": F.l1_loss(local(batch[1]).float(), batch[0])}
 
-    plan = Schedule(warmup=how.steps // 20, shape="cosine", updates=how.steps, floor=0.01)
+    plan = LRSchedule(warmup=how.steps // 20, shape="cosine", updates=how.steps, floor=0.01)
     cuda = device.type == "cuda"
     setup = Setup(seed=seed, precision="bf16" if cuda else "fp32", clip=1.0, channels_last=cuda)
     for _ in fit(
-        [Move("restore", (local,), loss, how.lr, schedule=plan)],
+        [Step("restore", (local,), loss, how.lr, schedule=plan)],
         _pairs(right, seen, how, seed, device),
         setup,
     ):

@@ -40,7 +40,7 @@ from veil.core import Anonymizer, VeilError
 from veil.data import Dataset, Sample
 from veil.data.sample import narrowed
 from veil.methods.learned import Learned
-from veil.training.data import Stage
+from veil.training.data import DataConfig
 from veil.training.fit import with_smaller_batches
 
 LAYOUT = 1  # of what is kept; another number judges everything anew
@@ -354,12 +354,12 @@ class _Audit:
         ]
 
 
-def _chosen(stage: Stage) -> dict[str, list[str]]:
+def _chosen(stage: DataConfig) -> dict[str, list[str]]:
     """The labels that a run was trained with, where it was not with all."""
     return {"actions": [*stage.use.actions], "attributes": [*stage.chosen]}
 
 
-def _not_novel(stage: Stage, data: Data) -> Iterator[str]:
+def _not_novel(stage: DataConfig, data: Data) -> Iterator[str]:
     """Where labels were chosen, for a run or for its audit: which of those that are asked for it was trained with."""
     private = data.private or data.use
     asked = {

@@ -329,7 +329,7 @@ def export(
     Parameters
     ----------
     method
-        The folder of a run of `veil train`, or everyone.
+        The folder of a run of `veil train`, or prototypes.
     output
         The file, which ends in .onnx.
     int8

@@ -36,7 +36,7 @@ from veil.data.synthetic.world import World
 from veil.features.encoders import LENGTH, Compact
 from veil.nn.image import HALVES
 from veil.people.part_network import read_net, save_net
-from veil.training.fit import Game, Move, Schedule, Setup, Terms, rank, world
+from veil.training.fit import LRSchedule, Phase, Setup, Step, Terms, rank, world
 from veil.training.losses import nt_xent
 from veil.training.recipe import STRICT, Seed, Training
 
@@ -190,12 +190,12 @@ class EncoderRecipe:
         body = Compact(self.widths).to(device)
         heads = Questions(body.dim, self.identities).to(device)
         cuda = device.type == "cuda"
-        plan = Schedule(warmup=self.steps // 20, shape="cosine", updates=self.steps, floor=0.01)
+        plan = LRSchedule(warmup=self.steps // 20, shape="cosine", updates=self.steps, floor=0.01)
 
         def loss(batch: Batch) -> Terms:
             return self.terms(body, heads, batch)
 
-        move = Move("learn", (body, heads), loss, self.lr, "adamw", self.weight_decay, plan)
+        move = Step("learn", (body, heads), loss, self.lr, "adamw", self.weight_decay, plan)
         setup = Setup(
             seed=self.seed,
             precision="bf16" if cuda else "fp32",
@@ -211,7 +211,7 @@ class EncoderRecipe:
             "std": HALVES[1],
         }
         return Training(
-            Game([move], setup),
+            Phase([move], setup),
             lambda number: drawn(pools, self.batch, self.seed * 1_000_003 + number),
             lambda: checked(body, heads, drawn(held_out, max(self.batch, 1024) if cuda else self.batch, -1)),
             body.state_dict,

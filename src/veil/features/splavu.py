@@ -57,7 +57,7 @@ from veil.features.heads.action import Action
 from veil.features.heads.anomaly import MGFN, binned
 from veil.features.heads.detection import TriDet, on_grid
 from veil.training import config
-from veil.training.fit import Game, Move, Series, Setup, Terms
+from veil.training.fit import Phase, PhaseSequence, Setup, Step, Terms
 from veil.training.losses import capped, nt_xent, uninformative
 from veil.training.recipe import STRICT, Seed, Training
 from veil.training.run import recipe_in, weights_in
@@ -153,7 +153,7 @@ class SPLAVU:
     temperature: Annotated[float, Field(gt=0)] = 0.1
     cap: Annotated[float, Field(ge=0)] | None = 0.5  # m of the static budget; none: without bound
     matchers: Annotated[int, Field(ge=1)] = 2
-    turns: Annotated[int, Field(ge=1)] = 3  # of the matchers to one of the adapter
+    repeats: Annotated[int, Field(ge=1)] = 3  # of the matchers to one of the adapter
     detector: Detector = Field(default_factory=Detector)
     watcher: Watcher = Field(default_factory=Watcher)
     batch: Annotated[int, Field(ge=2)] = 512  # action videos
@@ -482,32 +482,32 @@ def trained_on(recipe: SPLAVU, banks: dict[str, Bank], device: torch.device, dev
     pace = tuple(rates[name] / lr for name in heads)
     learned = recipe.net != "none"
 
-    def warm() -> Game[Batch]:
+    def warm() -> Phase[Batch]:
         more = (players.matchers,) if len(players.matchers) else ()
         paces = (*pace, *((recipe.lr_match / lr,) if more else ()))
-        move = Move(
-            "warm", (*heads.values(), *more), players.keep, lr, "adamw", recipe.weight_decay, pace=paces
+        move = Step(
+            "warm", (*heads.values(), *more), players.keep, lr, "adamw", recipe.weight_decay, lr_scale=paces
         )
-        return Game([move], setup)
+        return Phase([move], setup)
 
-    def play() -> Game[Batch]:
+    def play() -> Phase[Batch]:
         everyone = (
             ((players.adapter, *heads.values()), (1.0, *pace)) if learned else (tuple(heads.values()), pace)
         )
         moves = [
-            Move(
+            Step(
                 "hide", everyone[0], players.hide if learned else players.keep, lr, "adamw", recipe.weight_decay,
-                pace=everyone[1],
+                lr_scale=everyone[1],
             )
         ]  # fmt: skip
         if len(players.matchers) and learned:
             moves.append(
-                Move("match", (players.matchers,), players.match, recipe.lr_match, "adamw", recipe.weight_decay, turns=recipe.turns)
+                Step("match", (players.matchers,), players.match, recipe.lr_match, "adamw", recipe.weight_decay, repeats=recipe.repeats)
             )  # fmt: skip
-        return Game(moves, setup)
+        return Phase(moves, setup)
 
-    def draw() -> Game[Batch]:
-        return Game([Move("draw", (players.adapter,), players.draw, recipe.lr_draw, "adamw")], setup)
+    def draw() -> Phase[Batch]:
+        return Phase([Step("draw", (players.adapter,), players.draw, recipe.lr_draw, "adamw")], setup)
 
     drawing = recipe.drawing if learned else 0
     # Where there is nothing to draw with, its steps are the heads'.
@@ -519,7 +519,7 @@ def trained_on(recipe: SPLAVU, banks: dict[str, Bank], device: torch.device, dev
             players.adapter.eval().remember(batches.action)
         return players.adapter.state_dict()
 
-    return Training(Series(players.all(), games), batches, lambda: players.check(val, device), weights)
+    return Training(PhaseSequence(players.all(), games), batches, lambda: players.check(val, device), weights)
 
 
 def _alike(banks: Sequence[Bank]) -> None:

@@ -11,14 +11,14 @@ from pydantic.fields import FieldInfo
 
 from veil.core import Anonymizer, VeilError
 from veil.methods import exported
-from veil.methods.builtin import Everyone
+from veil.methods.builtin import Prototypes
 from veil.methods.filters import Blacken, Blur, Downsample, Mask, Noise, Pixelate
 from veil.methods.selective import Selective
 from veil.training.config import nearest
 
 ANONYMIZERS: dict[str, type[Anonymizer]] = {
     "selective": Selective,
-    "everyone": Everyone,
+    "prototypes": Prototypes,
     "blacken": Blacken,
     "mask": Mask,
     "blur": Blur,

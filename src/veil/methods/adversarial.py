@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from veil.core import VeilError
 from veil.methods.spact import Redraw
 from veil.nn import unet
-from veil.training.data import Batch, Stage, Staged, named, of_clips, of_frames, setup
-from veil.training.fit import Game, Move, Schedule, Series, Terms
+from veil.training.data import Batch, DataConfig, TrainingData, named, of_clips, of_frames, setup
+from veil.training.fit import LRSchedule, Phase, PhaseSequence, Step, Terms
 from veil.training.losses import (
     answer_loss,
     binary_entropy,
@@ -66,7 +66,7 @@ class Seekers(nn.Module):
 class Players:
     """A, T and the budget networks, and what each of them descends."""
 
-    def __init__(self, recipe: Adversarial, redraw: nn.Module, staged: Staged) -> None:
+    def __init__(self, recipe: Adversarial, redraw: nn.Module, staged: TrainingData) -> None:
         self.recipe, self.redraw, self.staged, stage = recipe, redraw, staged, staged.stage
         self.kinds = staged.kinds
         if recipe.clip_budget and staged.who is None:
@@ -144,7 +144,7 @@ Loss = Callable[[Batch], Terms]
 class Adversarial:
     """The supervised game. Defaults: the paper's weights with networks of today's names."""
 
-    stage: Stage = Field(default_factory=lambda: Stage(batch=8, stills=16, augment="none"))
+    stage: DataConfig = Field(default_factory=lambda: DataConfig(batch=8, stills=16, augment="none"))
     net: Literal["translator", "unet", "unet++"] = "translator"
     width: Annotated[int, Field(ge=4, le=128)] = 64  # of a U-Net
     task: str = "c3d"
@@ -154,8 +154,8 @@ class Adversarial:
     clip_budget: tuple[str, ...] = ()  # networks of clips
     ignorance: Ignorance = "uniform"
     gamma: Annotated[float, Field(ge=0)] = 0.5
-    turns: Annotated[int, Field(ge=1)] = 1  # of T and the budget networks to one of A
-    lively: bool = False  # they hold still with the statistics of the batch
+    repeats: Annotated[int, Field(ge=1)] = 1  # of T and the budget networks to one of A
+    batch_stats: bool = False  # they hold still with the statistics of the batch
     restart: Annotated[int, Field(ge=10)] | None = None  # steps
     drawing: Annotated[int, Field(ge=0)] = 300  # steps
     warming: Annotated[int, Field(ge=0)] = 300
@@ -178,7 +178,7 @@ class Adversarial:
             "ignorance": "entropy",
             "gamma": 10.0,
             "turns": 3,
-            "lively": True,
+            "batch_stats": True,
             "lr": 3e-4,
             "lr_others": 1e-3,
         },
@@ -202,7 +202,7 @@ class Adversarial:
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
         torch.manual_seed(self.seed)
-        staged = Staged(self.stage, device, self.seed)
+        staged = TrainingData(self.stage, device, self.seed)
         players = Players(self, self.network().to(device), staged)
         return self.played(players, devices, players.hide, players.learn)
 
@@ -222,29 +222,29 @@ class Adversarial:
         made = setup(staged.device, devices, self.seed)
         kind = self.optimizer
 
-        def plan(updates: int) -> Schedule:
-            return Schedule(shape="cosine", updates=updates, floor=0.02) if self.cosine else Schedule()
+        def plan(updates: int) -> LRSchedule:
+            return LRSchedule(shape="cosine", updates=updates, floor=0.02) if self.cosine else LRSchedule()
 
-        def game(part: str, number: int, steps: int) -> Game[Batch]:
+        def game(part: str, number: int, steps: int) -> Phase[Batch]:
             if part == "draw":
-                return Game([Move("draw", (redraw,), players.draw, self.lr_draw, kind)], made)
+                return Phase([Step("draw", (redraw,), players.draw, self.lr_draw, kind)], made)
             if part == "warm":
-                return Game([Move("warm", (task, seekers), learn, self.lr_warm, kind)], made)
+                return Phase([Step("warm", (task, seekers), learn, self.lr_warm, kind)], made)
             if part == "catch up":
                 players.restart(number)
-                return Game([Move("catch up", (task, seekers), learn, self.lr_warm, kind)], made)
-            rounds = steps // (1 + self.turns) + 1
-            lively = (seekers,) if self.lively else ()
+                return Phase([Step("catch up", (task, seekers), learn, self.lr_warm, kind)], made)
+            rounds = steps // (1 + self.repeats) + 1
+            batch_stats = (seekers,) if self.batch_stats else ()
             moves = [
-                Move("hide", (redraw,), hide, self.lr, kind, schedule=plan(rounds), lively=lively),
-                Move("learn", (task, seekers), learn, self.lr_others, kind, turns=self.turns),
+                Step("hide", (redraw,), hide, self.lr, kind, schedule=plan(rounds), batch_stats=batch_stats),
+                Step("learn", (task, seekers), learn, self.lr_others, kind, repeats=self.repeats),
             ]
-            return Game(moves, made)
+            return Phase(moves, made)
 
         games = [
             (steps, lambda part=part, number=number, steps=steps: game(part, number, steps))
             for steps, part, number in self._parts()
         ]
         return Training(
-            Series(players.all(), games), staged, lambda: staged.check(redraw, task), redraw.state_dict
+            PhaseSequence(players.all(), games), staged, lambda: staged.check(redraw, task), redraw.state_dict
         )

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from veil.core import VeilError
 from veil.methods.adversarial import Adversarial, Players
-from veil.training.data import Stage, Staged
+from veil.training.data import DataConfig, TrainingData
 from veil.training.recipe import STRICT, Training
 
 Sigma = Literal["fixed", "learned"]
@@ -141,7 +141,7 @@ def scaled(x: Tensor, top: float) -> Tensor:
 
 def _game() -> Adversarial:
     return Adversarial(
-        stage=Stage(size=224, batch=16, augment="none"),
+        stage=DataConfig(size=224, batch=16, augment="none"),
         task="i3d_r50",
         budget=("resnet50",),
         ignorance="entropy",
@@ -185,7 +185,7 @@ class BDQRecipe:
         return self.game.seed
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> DataConfig:
         """What is played with."""
         return self.game.stage
 
@@ -196,7 +196,7 @@ class BDQRecipe:
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
         torch.manual_seed(self.seed)
-        staged = Staged(self.stage, device, self.seed)
+        staged = TrainingData(self.stage, device, self.seed)
         if staged.people.still:
             raise VeilError(
                 f"BDQ shows nothing of what stands still, and {staged.people.dataset.name} has stills: its budget would see one grey. "

@@ -16,13 +16,13 @@ from veil.core import Anonymizer, Frames, Veiled
 from veil.methods.network import Redraw, Shape, redrawn
 from veil.nn.onnx import session
 
-EVERYONE = Path(__file__).with_name("prototypes.onnx")
+BUILTIN_PROTOTYPES = Path(__file__).with_name("prototypes.onnx")
 MOST = 24  # frames that are redrawn at once
 
 
 @dataclass(frozen=True)
-class Everyone(Anonymizer):
-    """Learned: draws what everybody would have shown doing the same, in large grey cells (docs/everyone.md)."""
+class Prototypes(Anonymizer):
+    """Learned: draws what everybody would have shown doing the same, in large grey cells (docs/prototypes.md)."""
 
     skip: Annotated[
         int,
@@ -48,7 +48,7 @@ class Everyone(Anonymizer):
 @cache
 def _everyone() -> tuple[Redraw, dict[str, int]]:
     """What redraws clips, and what the model's file tells of itself."""
-    model = session(EVERYONE)
+    model = session(BUILTIN_PROTOTYPES)
     told = {key: json.loads(value) for key, value in model.get_modelmeta().custom_metadata_map.items()}
     cell = told["cell"]
 

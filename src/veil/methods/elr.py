@@ -27,8 +27,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.core import VeilError
-from veil.training.data import Batch, Stage, Staged, named, of_clips, setup
-from veil.training.fit import Game, Move, Terms
+from veil.training.data import Batch, DataConfig, TrainingData, named, of_clips, setup
+from veil.training.fit import Phase, Step, Terms
 from veil.training.losses import answer_loss
 from veil.training.recipe import STRICT, Seed, Training
 
@@ -163,7 +163,7 @@ def choose(score: Callable[[list[int]], float], pool: int = POOL, count: int = C
 class ELR:
     """One network learns from all motions of the pool; those with which it then answers best together are chosen."""
 
-    stage: Stage = Field(default_factory=lambda: Stage(size=224, batch=16, augment="none"))
+    stage: DataConfig = Field(default_factory=lambda: DataConfig(size=224, batch=16, augment="none"))
     factor: Annotated[int, Field(ge=1)] = 16
     pool: Annotated[int, Field(ge=1)] = POOL
     count: Annotated[int, Field(ge=1)] = COUNT
@@ -185,7 +185,7 @@ class ELR:
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
         torch.manual_seed(self.seed)
-        staged = Staged(self.stage, device, self.seed)
+        staged = TrainingData(self.stage, device, self.seed)
         task = of_clips(self.task, staged.outputs, self.stage, self.task_weights).to(device)
         every = LowResolution(self.factor, range(self.pool), self.pool, self.seed).to(device)
 
@@ -204,9 +204,9 @@ class ELR:
 
             return {"transforms": every.transforms[choose(score, self.pool, self.count)]}
 
-        move = Move("learn", (task,), learn, self.lr)
+        move = Step("learn", (task,), learn, self.lr)
         return Training(
-            Game([move], setup(device, devices, self.seed)), staged, lambda: staged.check(every, task), chosen
+            Phase([move], setup(device, devices, self.seed)), staged, lambda: staged.check(every, task), chosen
         )
 
 

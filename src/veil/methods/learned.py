@@ -26,14 +26,14 @@ from veil.methods.elr import ELR
 from veil.methods.network import STEP, Redraw, Shape, redrawn
 from veil.methods.noisy import NoisyRecipe
 from veil.methods.penalty import Penalty
-from veil.methods.prototypes import EveryoneRecipe
+from veil.methods.prototypes import PrototypesRecipe
 from veil.methods.spact import SPAct
 from veil.methods.stprivacy import STPrivacy
 from veil.methods.tedspad import TeDSPAD
 from veil.nn import onnx
 from veil.nn.unet import ImageToImage, to_onnx
 from veil.training import config
-from veil.training.data import Stage
+from veil.training.data import DataConfig
 from veil.training.recipe import Recipe
 from veil.training.run import recipe_in, weights_in
 
@@ -44,7 +44,7 @@ class Learning(Recipe, Protocol):
     """The recipe of a pixel anonymizer."""
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> DataConfig:
         """What it was trained on, and at which size."""
         ...
 
@@ -63,7 +63,7 @@ RECIPES: dict[str, type[Learning]] = {
     "elr": ELR,
     "stprivacy": STPrivacy,
     "noisy": NoisyRecipe,
-    "everyone": EveryoneRecipe,
+    "prototypes": PrototypesRecipe,
 }
 OTHERS = ("recognize", "encoder", "splavu")  # what else `veil train` trains
 
@@ -76,7 +76,7 @@ class Learned(Anonymizer):
     device: str = "cpu"
 
     @cached_property
-    def made(self) -> tuple[nn.Module, Stage]:
+    def made(self) -> tuple[nn.Module, DataConfig]:
         """The network, and what it was trained on."""
         path = Path(self.weights)
         recipe = _recipe(path.parent)

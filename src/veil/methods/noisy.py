@@ -21,8 +21,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.nn.unet import UNet, per_frame
-from veil.training.data import Batch, Stage, Staged, named, of_clips, of_frames, setup
-from veil.training.fit import Game, Move, Series, Terms
+from veil.training.data import Batch, DataConfig, TrainingData, named, of_clips, of_frames, setup
+from veil.training.fit import Phase, PhaseSequence, Step, Terms
 from veil.training.losses import answer_loss
 from veil.training.recipe import STRICT, Seed, Training
 
@@ -68,7 +68,7 @@ class NoisyRecipe:
     ``T ← descend D_T + privacy · D_P``
     """
 
-    stage: Stage = Field(default_factory=Stage)
+    stage: DataConfig = Field(default_factory=DataConfig)
     width: Annotated[int, Field(ge=4, le=128)] = 64
     task: str = "r3d_18"
     task_weights: str | None = None
@@ -97,7 +97,7 @@ class NoisyRecipe:
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
         torch.manual_seed(self.seed)
-        staged = Staged(self.stage, device, self.seed)
+        staged = TrainingData(self.stage, device, self.seed)
         redraw = self.network().to(device)
         task = of_clips(self.task, staged.outputs, self.stage, self.task_weights).to(device)
         budget = of_frames(self.budget, staged.kinds, self.stage).to(device)
@@ -124,9 +124,9 @@ class NoisyRecipe:
             }
 
         games = [
-            (self.drawing, lambda: Game([Move("draw", (redraw,), draw, self.lr_draw)], made)),
-            (self.warming, lambda: Game([Move("warm", (task, budget), warm, self.lr_warm)], made)),
-            (self.playing, lambda: Game([Move("hide", (redraw,), hide, self.lr)], made)),
+            (self.drawing, lambda: Phase([Step("draw", (redraw,), draw, self.lr_draw)], made)),
+            (self.warming, lambda: Phase([Step("warm", (task, budget), warm, self.lr_warm)], made)),
+            (self.playing, lambda: Phase([Step("hide", (redraw,), hide, self.lr)], made)),
         ]
-        series = Series({"redraw": redraw, "task": task, "budget": budget}, games)
+        series = PhaseSequence({"redraw": redraw, "task": task, "budget": budget}, games)
         return Training(series, staged, lambda: staged.check(redraw, task), redraw.state_dict)

@@ -20,14 +20,14 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.methods.spact import Players, SPAct, played
-from veil.training.data import Batch, Stage, Staged
+from veil.training.data import Batch, DataConfig, TrainingData
 from veil.training.fit import Terms
 from veil.training.losses import Per, over_budget
 from veil.training.recipe import STRICT, Training
 
 
 def _game() -> SPAct:
-    stage = Stage(size=224, batch=8, stills=8, augment="penalty")
+    stage = DataConfig(size=224, batch=8, stills=8, augment="penalty")
     return SPAct(stage=stage, net="unet++", task="i3d_r50", lr=4e-5, lr_others=1e-4)
 
 
@@ -59,7 +59,7 @@ class Penalty:
         return self.spact.seed
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> DataConfig:
         """What is played with."""
         return self.spact.stage
 
@@ -69,7 +69,7 @@ class Penalty:
 
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
-        staged = Staged(self.stage, device, self.seed)
+        staged = TrainingData(self.stage, device, self.seed)
         players = Players(self.spact, staged)
 
         def hide(batch: Batch) -> Terms:

@@ -38,8 +38,8 @@ from torch import Tensor, nn
 
 from veil.core import VeilError
 from veil.nn import onnx
-from veil.training.data import Reel, Stage, Staged, setup
-from veil.training.fit import Game, Move, Schedule, Terms, rank, world
+from veil.training.data import DataConfig, FrameCache, TrainingData, setup
+from veil.training.fit import LRSchedule, Phase, Step, Terms, rank, world
 from veil.training.losses import single_label
 from veil.training.recipe import STRICT, Seed, Training
 
@@ -51,7 +51,7 @@ SEEN = PAST + BLOCK + FUTURE
 PRIME = 1_048_573  # below 2**20, so that what chance sums up fits into 64 bits
 
 
-class Everyone(nn.Module):
+class Prototypes(nn.Module):
     """Clips ``(B, 3, T, H, W)`` in [0, 1] to what everybody would have shown; H and W are what it was trained with."""
 
     square = True  # its pictures are
@@ -169,7 +169,7 @@ def halves(clip: Tensor, cell: int) -> Tensor:
     return F.avg_pool2d(clip.float().mean(1), cell // 2)
 
 
-def to_onnx(net: Everyone, path: Path, stage: Stage) -> None:
+def to_onnx(net: Prototypes, path: Path, stage: DataConfig) -> None:
     """Write a network as ONNX: half-cells ``(N, T, 2h, 2w)`` to ``cells`` ``(N, T, h, w)`` in [0, 1], in 16 bits.
 
     T is any multiple of `SEEN`.
@@ -199,7 +199,7 @@ class Seen(NamedTuple):
 class Means:
     """Training videos as half-cells, what everybody shows of each action, and windows by number."""
 
-    def __init__(self, recipe: EveryoneRecipe, staged: Staged) -> None:
+    def __init__(self, recipe: PrototypesRecipe, staged: TrainingData) -> None:
         self.recipe, self.staged, self.device = recipe, staged, staged.device
         self.light = self._half(staged.train)  # (M, 2h, 2w)
         cells = _cells(self.light)
@@ -224,14 +224,14 @@ class Means:
         paces = skip * (PHASES - 1) / (reel.lengths - 1).clamp_min(1)
         self.pace = paces.float().mean().to(self.device)
 
-    def _half(self, reel: Reel) -> Tensor:
+    def _half(self, reel: FrameCache) -> Tensor:
         parts = [
             halves(part.permute(3, 0, 1, 2)[None].float() / 255, self.recipe.cell)[0]
             for part in reel.frames.split(512)
         ]
         return torch.cat(parts).to(self.device)
 
-    def _between(self, cells: Tensor, reel: Reel, rows: Tensor, when: Tensor) -> Tensor:
+    def _between(self, cells: Tensor, reel: FrameCache, rows: Tensor, when: Tensor) -> Tensor:
         """Videos ``(B,)`` at moments ``(B, K)`` that may lie between frames."""
         low = when.floor().long()
         high = torch.minimum(low + 1, reel.lengths[rows, None] - 1)
@@ -267,7 +267,7 @@ class Means:
         return Seen(light, self.wanted(action, when / last.clamp_min(1)), action.to(self.device))
 
     @torch.no_grad()
-    def nearest(self, net: Everyone) -> float:
+    def nearest(self, net: Prototypes) -> float:
         """How many validation videos are, over some windows, nearest to pictures of their action."""
         reel, stage = self.staged.val, self.staged.stage
         light = self._half(reel)
@@ -308,10 +308,10 @@ def varied(seen: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class EveryoneRecipe:
+class PrototypesRecipe:
     """Regression to everybody's mean."""
 
-    stage: Stage = Field(default_factory=lambda: Stage(length=16, skip=3, batch=64, augment="none"))
+    stage: DataConfig = Field(default_factory=lambda: DataConfig(length=16, skip=3, batch=64, augment="none"))
     cell: Annotated[int, Field(ge=2, le=64)] = 8  # pixels
     width: Annotated[int, Field(ge=8, le=128)] = 32
     snap: bool = True  # false, to compare with: what leaves is G's own drawing
@@ -330,14 +330,14 @@ class EveryoneRecipe:
                 "cell is even and a part of stage.size."
             )
 
-    def network(self) -> Everyone:
+    def network(self) -> Prototypes:
         """A fresh anonymizer."""
-        return Everyone(self.cell, self.width, self.snap, self.loose, self.stage.skip)
+        return Prototypes(self.cell, self.width, self.snap, self.loose, self.stage.skip)
 
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
         torch.manual_seed(self.seed)
-        means = Means(self, Staged(self.stage, device, self.seed))
+        means = Means(self, TrainingData(self.stage, device, self.seed))
         net = self.network().to(device)
         net.pictures = means.pictures
         for name in ("mean", "deviation", "change", "pace"):
@@ -351,10 +351,10 @@ class EveryoneRecipe:
                 "tell": +self.tell * single_label(likely, batch.action),
             }
 
-        plan = Schedule(warmup=min(50, self.steps // 4), shape="cosine", updates=self.steps, floor=0.01)
-        move = Move("learn", (net,), learn, self.lr, "adamw", self.weight_decay, plan)
+        plan = LRSchedule(warmup=min(50, self.steps // 4), shape="cosine", updates=self.steps, floor=0.01)
+        move = Step("learn", (net,), learn, self.lr, "adamw", self.weight_decay, plan)
         return Training(
-            Game([move], setup(device, devices, self.seed)),
+            Phase([move], setup(device, devices, self.seed)),
             means,
             lambda: {"val": means.nearest(net)},
             net.state_dict,

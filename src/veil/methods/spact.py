@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from veil.core import VeilError
 from veil.nn import unet
 from veil.nn.image import Network
-from veil.training.data import Batch, Stage, Staged, named, of_clips, of_frames, setup
-from veil.training.fit import Game, Measured, Move, Series, Terms
+from veil.training.data import Batch, DataConfig, TrainingData, named, of_clips, of_frames, setup
+from veil.training.fit import Measured, Phase, PhaseSequence, Step, Terms
 from veil.training.losses import (
     MomentumQueue,
     answer_loss,
@@ -110,7 +110,7 @@ class Budget(nn.Module):
 class Players:
     """The networks of the game and what each of them descends."""
 
-    def __init__(self, recipe: SPAct, staged: Staged) -> None:
+    def __init__(self, recipe: SPAct, staged: TrainingData) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe, stage = recipe, staged.stage
         self.redraw = recipe.network()
@@ -180,7 +180,7 @@ class Players:
 class SPAct:
     """SPAct's game. Defaults: the paper's networks, and for what only the released code says, that."""
 
-    stage: Stage = Field(default_factory=Stage)
+    stage: DataConfig = Field(default_factory=DataConfig)
     net: Literal["unet", "unet++"] = "unet"
     width: Annotated[int, Field(ge=4, le=128)] = 64  # of the U-Net's first level
     task: str = "r3d_18_spact"
@@ -193,8 +193,8 @@ class SPAct:
     omega: Annotated[float, Field(ge=0)] = 1.0
     cap: Annotated[float, Field(ge=0)] | None = 0.5  # m; none: as published, without bound
     stop: Annotated[float, Field(gt=0)] | None = None  # th_Bmax; none: play all turns
-    turns: Annotated[int, Field(ge=1)] = 1  # of T and B to one of A
-    lively: bool = False  # B holds still with the statistics of the batch, not with those of batches long ago
+    repeats: Annotated[int, Field(ge=1)] = 1  # of T and B to one of A
+    batch_stats: bool = False  # B holds still with the statistics of the batch, not with those of batches long ago
     drawing: Annotated[int, Field(ge=0)] = 300  # steps
     warming: Annotated[int, Field(ge=0)] = 300
     playing: Annotated[int, Field(ge=2)] = 1200
@@ -231,14 +231,14 @@ class SPAct:
 
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
-        staged = Staged(self.stage, device, self.seed)
+        staged = TrainingData(self.stage, device, self.seed)
         players = Players(self, staged)
         return played(players, staged, devices, players.hide, players.use)
 
 
 def played(
     players: Players,
-    staged: Staged,
+    staged: TrainingData,
     devices: int,
     hide: Callable[[Batch], Terms],
     use: Callable[[Batch, Tensor], Terms],
@@ -258,35 +258,35 @@ def played(
             drawn = players.drawn(batch)
         return {**use(batch, drawn), "budget": +players.budget_loss(batch, drawn)}
 
-    def game(*moves: Move[Batch]) -> Game[Batch]:
-        return Game(moves, made)
+    def game(*moves: Step[Batch]) -> Phase[Batch]:
+        return Phase(moves, made)
 
     games = [
-        (recipe.drawing, lambda: game(Move("draw", (redraw,), players.draw, recipe.lr_draw, "adam"))),
-        (recipe.warming, lambda: game(Move("warm", (task, budgets), learn, recipe.lr_warm, "adam"))),
+        (recipe.drawing, lambda: game(Step("draw", (redraw,), players.draw, recipe.lr_draw, "adam"))),
+        (recipe.warming, lambda: game(Step("warm", (task, budgets), learn, recipe.lr_warm, "adam"))),
         (
             recipe.playing,
             lambda: game(
-                Move("hide", (redraw,), hide, recipe.lr, "adam", lively=(budgets,) if recipe.lively else ()),
-                Move(
+                Step("hide", (redraw,), hide, recipe.lr, "adam", batch_stats=(budgets,) if recipe.batch_stats else ()),
+                Step(
                     "learn",
                     (task,) if frozen else (task, budgets),
                     keep if frozen else learn,
                     recipe.lr_others,
                     "adam",
-                    turns=recipe.turns,
+                    repeats=recipe.repeats,
                 ),
             ),
         ),
     ]
 
     def stop(measured: Measured) -> bool:
-        if recipe.stop is None or measured.move != "learn" or "budget" not in measured.terms:
+        if recipe.stop is None or measured.step_name != "learn" or "budget" not in measured.terms:
             return False
         return float(measured.terms["budget"]) >= recipe.stop
 
     return Training(
-        Series(players.all(), games),
+        PhaseSequence(players.all(), games),
         staged,
         lambda: staged.check(redraw, task),
         redraw.state_dict,

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from veil.core import VeilError
 from veil.methods.adversarial import Adversarial, Players
-from veil.training.data import Batch, Stage, Staged
+from veil.training.data import Batch, DataConfig, TrainingData
 from veil.training.fit import Terms
 from veil.training.recipe import STRICT, Training
 
@@ -249,7 +249,7 @@ def _grid(frames: int, height: int, width: int) -> tuple[int, int, int]:
 def _game() -> Adversarial:
     # Paper: ViTs tell actions and private attributes. Here: MViT and ViT-B, because they are the ones at hand.
     return Adversarial(
-        stage=Stage(batch=8, augment="none"),
+        stage=DataConfig(batch=8, augment="none"),
         task="mvit_v2_s",
         budget=("vit_b_16",),
         ignorance="reversal",
@@ -285,7 +285,7 @@ class STPrivacy:
         return self.game.seed
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> DataConfig:
         """What is played with."""
         return self.game.stage
 
@@ -300,7 +300,7 @@ class STPrivacy:
         """See `Recipe`."""
         torch.manual_seed(self.seed)
         redraw = self.network().to(device)
-        players = Players(self.game, redraw, Staged(self.stage, device, self.seed))
+        players = Players(self.game, redraw, TrainingData(self.stage, device, self.seed))
 
         def hide(batch: Batch) -> Terms:
             drawn, masks = redraw.drawn(batch.clip)  # type: ignore[operator]

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from veil.core import VeilError
 from veil.methods.spact import Players, SPAct, played
-from veil.training.data import Batch, Stage, Staged
+from veil.training.data import Batch, DataConfig, TrainingData
 from veil.training.fit import Terms
 from veil.training.losses import triplet
 from veil.training.recipe import STRICT, Training
 
 
 def _game() -> SPAct:
-    stage = Stage(size=224, batch=8, stills=12, augment="tedspad")
+    stage = DataConfig(size=224, batch=8, stills=12, augment="tedspad")
     return SPAct(stage=stage, net="unet++", task="i3d_r50", lr=4e-6, lr_others=1e-5)
 
 
@@ -79,7 +79,7 @@ class TeDSPAD:
         return self.spact.seed
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> DataConfig:
         """What is played with."""
         return self.spact.stage
 
@@ -89,7 +89,7 @@ class TeDSPAD:
 
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
-        staged = Staged(self.stage, device, self.seed)
+        staged = TrainingData(self.stage, device, self.seed)
         players = Players(self.spact, staged)
         task = Distinct(players.task).to(device)
         players.task = task

@@ -39,7 +39,7 @@ from veil.core import VeilError
 from veil.media.draft import Draft
 from veil.nn import onnx
 from veil.people.parts import GROUPS, PARTS, SIZE, STRIDE
-from veil.training.fit import Game, Move, Schedule, Setup, Terms, fit
+from veil.training.fit import LRSchedule, Phase, Setup, Step, Terms, fit
 
 ANY, IGNORE = 8, 255
 PEOPLE = (1, 2, 3, 4, 5, 6, 7, ANY)  # labels that are of a person
@@ -595,7 +595,7 @@ def train_parts(
         speed = max(speeds.values())
         yield {"steps_per_s": {"contiguous": speeds[False], "channels_last": speeds[True]}}
     elif seconds is not None:
-        speed = _speed(net, augment, setup, turns=3)
+        speed = _speed(net, augment, setup, repeats=3)
     if steps is None:
         left = seconds - (time.monotonic() - begin)  # type: ignore[operator]
         steps = max(10, int(left * 0.93 * speed))  # the rest is for looking at the validation split
@@ -633,7 +633,7 @@ def train_parts(
             }
 
 
-def _game(net: PartNet, augment: Augment, setup: Setup, steps: int) -> Game[None]:
+def _game(net: PartNet, augment: Augment, setup: Setup, steps: int) -> Phase[None]:
     recipe = augment.recipe
 
     def loss(_: None) -> Terms:
@@ -649,9 +649,9 @@ def _game(net: PartNet, augment: Augment, setup: Setup, steps: int) -> Game[None
     setup = replace(
         setup, ema=min(recipe.ema, 1 - 10 / (steps + 10))
     )  # an average of less than the whole training
-    schedule = Schedule(warmup=warmup, shape="cosine", updates=steps, floor=0.002)
-    move = Move("parts", (net,), loss, recipe.lr, weight_decay=recipe.weight_decay, schedule=schedule)
-    return Game([move], setup)
+    schedule = LRSchedule(warmup=warmup, shape="cosine", updates=steps, floor=0.002)
+    move = Step("parts", (net,), loss, recipe.lr, weight_decay=recipe.weight_decay, schedule=schedule)
+    return Phase([move], setup)
 
 
 def _speed(net: PartNet, augment: Augment, setup: Setup, turns: int = 40) -> float:
@@ -659,11 +659,11 @@ def _speed(net: PartNet, augment: Augment, setup: Setup, turns: int = 40) -> flo
     wait = torch.cuda.synchronize if augment.any.is_cuda else lambda: None
     game = _game(copy.deepcopy(net), augment, setup, 10_000)
     for _ in range(max(1, turns // 3)):
-        game.turn(None)
+        game.train_step(None)
     wait()
     begin = time.perf_counter()
     for _ in range(turns):
-        game.turn(None)
+        game.train_step(None)
     wait()
     return turns / (time.perf_counter() - begin)
 

@@ -68,7 +68,7 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Stage:
+class DataConfig:
     """What is played with: which videos, how clips and pairs are taken from them, how many make a batch."""
 
     use: Source = Field(default_factory=lambda: Source(name="synthetic"))  # has the actions
@@ -126,7 +126,7 @@ class Batch(NamedTuple):
     other: Callable[[], Tensor]  # (B, 3, T, S, S): other clips of the same videos, likewise
 
 
-class Reel:
+class FrameCache:
     """Videos of one split, all frames, small and square; clips of them by row and frame."""
 
     def __init__(self, dataset: Dataset, split: str, size: int, held: int, device: torch.device) -> None:
@@ -228,19 +228,19 @@ def _written(parts: list[Frames], file: IO[bytes] | None) -> IO[bytes]:
     return file
 
 
-class Staged:
+class TrainingData:
     """A stage with its videos at hand."""
 
-    def __init__(self, stage: Stage, device: torch.device, seed: int) -> None:
+    def __init__(self, stage: DataConfig, device: torch.device, seed: int) -> None:
         self.stage, self.device, self.seed = stage, device, seed
         use = stage.use.read(stage.size)
         if not (use.actions if stage.keep == "action" else use.attributes):  # before any frame is read
             raise VeilError(_nothing_to_keep(use, stage.keep))
-        self.train = Reel(use, "train", stage.size, stage.held, device)
-        self.val = Reel(use, "val", stage.size, stage.held, device)
+        self.train = FrameCache(use, "train", stage.size, stage.held, device)
+        self.val = FrameCache(use, "val", stage.size, stage.held, device)
         self.people = self.train
         if stage.private is not None:
-            self.people = Reel(stage.private.read(stage.size), "train", stage.size, stage.held, device)
+            self.people = FrameCache(stage.private.read(stage.size), "train", stage.size, stage.held, device)
         self.actions, self.right = self._actions()  # of the training videos, of the validation videos
         self.outputs = len(use.attributes if self.actions.ndim == 2 else use.actions)
         self.private = self._private()
@@ -408,7 +408,7 @@ def setup(device: torch.device, devices: int, seed: int, *, ema: float | None = 
     )
 
 
-class Standardised(image.Network):
+class Standardized(image.Network):
     """A network that sees (x − mean) / deviation, as published weights want it; what goes in stays in [0, 1]."""
 
     mean: Tensor  # (3,)
@@ -443,13 +443,13 @@ def named(clips: Iterable[str], frames: Iterable[str] = ()) -> None:
                 )
 
 
-def of_clips(name: str, outputs: int, stage: Stage, weights: str | None = None) -> image.Network:
+def of_clips(name: str, outputs: int, stage: DataConfig, weights: str | None = None) -> image.Network:
     """A network of clips of the stage; with published weights, behind their standardisation."""
     net = video.make(name, outputs, frames=stage.length, size=stage.size, weights=weights)
-    return net if weights is None else Standardised(net, video.VIDEO_NETS[name])
+    return net if weights is None else Standardized(net, video.VIDEO_NETS[name])
 
 
-def of_frames(name: str, outputs: int, stage: Stage, weights: str | None = None) -> image.Network:
+def of_frames(name: str, outputs: int, stage: DataConfig, weights: str | None = None) -> image.Network:
     """A network of frames of the stage; likewise."""
     net = image.make(name, outputs, size=stage.size, weights=weights)
-    return net if weights is None else Standardised(net, image.IMAGE_NETS[name])
+    return net if weights is None else Standardized(net, image.IMAGE_NETS[name])

@@ -1,14 +1,14 @@
-"""The one training loop: a game in which players take turns, each with a batch of its own.
+"""The one training loop: a phase in which modules take turns, each with a batch of its own.
 
-A `Move` says who learns and what they descend; everybody else holds still. A plain supervised training is a game of one
-move. `Game` holds the moves with their optimizers and everything that must survive a restart; `fit` plays it over
+A `Step` says who learns and what they descend; everybody else holds still. A plain supervised training is a phase of one
+step. `Phase` holds the steps with their optimizers and everything that must survive a restart; `fit` plays it over
 batches and yields what each turn measured, so that whoever consumes it logs, saves, draws and stops::
 
-    for measured in fit([Move("task", (net,), loss, lr=1e-3)], batches):
+    for measured in fit([Step("task", (net,), loss, lr=1e-3)], batches):
         ...
 
 Randomness is a function of the seed and the number of the step, so a run that is resumed with the same batches gives
-the same numbers as one that was never interrupted. Several processes (`launch`, or torchrun) play the same game on
+the same numbers as one that was never interrupted. Several processes (`launch`, or torchrun) play the same phase on
 different batches and keep identical replicas: N processes with a batch of B do what one does with a batch of N·B.
 """
 
@@ -43,12 +43,12 @@ class NotFinite(VeilError):
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """The factor on the learning rate, by the number of the mover's own updates."""
+class LRSchedule:
+    """The factor on the learning rate, by the number of the state's own updates."""
 
     warmup: int = 0  # updates of linear rise
     shape: Literal["constant", "cosine", "plateau"] = "constant"
-    updates: int | None = None  # of this move in all, with the warm-up; cosine needs it
+    updates: int | None = None  # of this step in all, with the warm-up; cosine needs it
     floor: float = 0.0  # the factor at the end of a cosine, and the least factor of a plateau
     patience: int = 10  # of a plateau: as many reports may pass without improvement
     factor: float = 0.1  # of a plateau: by what it falls after one more
@@ -73,41 +73,41 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Move(Generic[BatchT]):
-    """One turn: the players learn while everybody else holds still."""
+class Step(Generic[BatchT]):
+    """One turn: the modules learn while everybody else holds still."""
 
     name: str
-    players: tuple[nn.Module, ...]
+    modules: tuple[nn.Module, ...]
     loss: Callable[[BatchT], Terms]
     lr: float
     optimizer: Literal["adam", "adamw", "sgd"] = "adamw"
     weight_decay: float = 0.0
-    schedule: Schedule = Schedule()
-    turns: int = 1  # how many consecutive updates are its; one batch each, unless gradients are accumulated
-    lively: tuple[
+    schedule: LRSchedule = LRSchedule()
+    repeats: int = 1  # how many consecutive updates are its; one batch each, unless gradients are accumulated
+    batch_stats: tuple[
         nn.Module, ...
     ] = ()  # hold still in train(): fresh batch statistics, running ones untouched
     momentum: float = 0.9  # of sgd
-    pace: tuple[float, ...] = ()  # of each player, a factor on the learning rate; none: 1 for all
+    lr_scale: tuple[float, ...] = ()  # of each module, a factor on the learning rate; none: 1 for all
 
     def __post_init__(self) -> None:
-        if self.pace and len(self.pace) != len(self.players):
-            raise ValueError(f"'{self.name}' has {len(self.players)} players and {len(self.pace)} paces")
-        if self.turns < 1:
-            raise VeilError(f"a move takes at least one turn, got turns={self.turns} for '{self.name}'")
+        if self.lr_scale and len(self.lr_scale) != len(self.modules):
+            raise ValueError(f"'{self.name}' has {len(self.modules)} modules and {len(self.lr_scale)} paces")
+        if self.repeats < 1:
+            raise VeilError(f"a step takes at least one turn, got repeats={self.repeats} for '{self.name}'")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How a game is played, whatever its moves are."""
+    """How a phase is played, whatever its steps are."""
 
     seed: int = 0
-    precision: Literal["fp32", "bf16"] = "fp32"  # autocast on the players' device
-    accumulate: int = 1  # batches to one update, all of the same move
-    clip: float | None = None  # of the gradient's norm, over all players of the move
-    ema: float | None = None  # decay of the averaged copy of every player
+    precision: Literal["fp32", "bf16"] = "fp32"  # autocast on the modules' device
+    accumulate: int = 1  # batches to one update, all of the same step
+    clip: float | None = None  # of the gradient's norm, over all modules of the step
+    ema: float | None = None  # decay of the averaged copy of every module
     channels_last: bool = False  # 4-d weights channels_last, 5-d weights channels_last_3d
-    compile: bool = False  # torch.compile the players' forward
+    compile: bool = False  # torch.compile the modules' forward
     devices: int = 1  # processes; see `launch`
 
     def __post_init__(self) -> None:
@@ -121,14 +121,14 @@ class Measured(NamedTuple):
     """What one turn measured."""
 
     step: int  # number of the batch, from 1
-    move: str
+    step_name: str  # of the `Step` that was taken
     terms: dict[str, Tensor]  # detached, on the device: reading one waits for the GPU, so read seldom
     lr: float
 
 
 @dataclass
 class _Progress:
-    """How far a move has come: its updates, and its reports to a plateau schedule."""
+    """How far a step has come: its updates, and its reports to a plateau schedule."""
 
     updates: int = 0
     plateau: float = 1.0  # the factor they have brought it to
@@ -136,23 +136,23 @@ class _Progress:
     without: int = 0  # reports since the best one
 
 
-class _Mover(Generic[BatchT]):
-    """A move with what it has learned so far."""
+class _StepState(Generic[BatchT]):
+    """A step with what it has learned so far."""
 
-    def __init__(self, move: Move[BatchT]) -> None:
-        self.move = move
-        # What is frozen when the game begins (a backbone kept as it is) stays frozen.
-        self.weights = [p for p in _distinct(_each(move.players, nn.Module.parameters)) if p.requires_grad]
+    def __init__(self, step: Step[BatchT]) -> None:
+        self.step = step
+        # What is frozen when the phase begins (a backbone kept as it is) stays frozen.
+        self.weights = [p for p in _distinct(_each(step.modules, nn.Module.parameters)) if p.requires_grad]
         if not self.weights:
-            raise ValueError(f"the players of move '{move.name}' have no weights to learn")
+            raise ValueError(f"the modules of step '{step.name}' have no weights to learn")
         self.device = self.weights[0].device
-        self.optimizer = _optimizer(move, self.weights)
+        self.optimizer = _optimizer(step, self.weights)
         self.progress = _Progress()
 
     @property
     def lr(self) -> float:
         """Of the next update."""
-        return self.move.lr * self.move.schedule.at(self.progress.updates, self.progress.plateau)
+        return self.step.lr * self.step.schedule.at(self.progress.updates, self.progress.plateau)
 
     def placed(self, key: str, saved: Tensor, weight: Tensor) -> Tensor:
         """A saved value of the optimizer, laid out as the optimizer would have made it."""
@@ -161,101 +161,101 @@ class _Mover(Generic[BatchT]):
         return torch.empty_like(weight, requires_grad=False).copy_(saved)
 
 
-class Game(Generic[BatchT]):
-    """The moves with their optimizers, schedules, averages and step."""
+class Phase(Generic[BatchT]):
+    """The steps with their optimizers, schedules, averages and step."""
 
-    def __init__(self, moves: Sequence[Move[BatchT]], setup: Setup = Setup()) -> None:
-        names = [move.name for move in moves]
+    def __init__(self, steps: Sequence[Step[BatchT]], setup: Setup = Setup()) -> None:
+        names = [step.name for step in steps]
         if not names or len({*names}) < len(names) or any("/" in name for name in names):
-            raise ValueError(f"the moves of a game have different names without '/', got {names}")
+            raise ValueError(f"the steps of a phase have different names without '/', got {names}")
         self.setup, self.step = setup, 0
-        self.before = 0  # steps of the games before this one, in a series
-        self._movers = {move.name: _Mover(move) for move in moves}
-        self._order = [mover for mover in self._movers.values() for _ in range(mover.move.turns)]
-        self._players: dict[str, nn.Module] = {}  # and the lively ones, each under its first name
-        for move in moves:
-            for number, module in enumerate((*move.players, *move.lively)):
-                if all(module is not known for known in self._players.values()):
-                    self._players[f"{move.name}.{number}"] = module
-        self._modules = _distinct(_each(self._players.values(), nn.Module.modules))
-        self._weights = _distinct(_each(self._players.values(), nn.Module.parameters))
+        self.before = 0  # steps of the phases before this one, in a series
+        self._states = {step.name: _StepState(step) for step in steps}
+        self._order = [state for state in self._states.values() for _ in range(state.step.repeats)]
+        self._modules_by_name: dict[str, nn.Module] = {}  # and the batch_stats ones, each under its first name
+        for step in steps:
+            for number, module in enumerate((*step.modules, *step.batch_stats)):
+                if all(module is not known for known in self._modules_by_name.values()):
+                    self._modules_by_name[f"{step.name}.{number}"] = module
+        self._modules = _distinct(_each(self._modules_by_name.values(), nn.Module.modules))
+        self._weights = _distinct(_each(self._modules_by_name.values(), nn.Module.parameters))
         _join(setup.devices, self._weights[0].device.type)
         if setup.channels_last:
             _to_channels_last(self._weights)
         if setup.compile:
-            for module in self._players.values():
+            for module in self._modules_by_name.values():
                 module.compile()
         if world() > 1:
             for tensor in self._named().values():
                 tensor.detach().copy_(_from_first(tensor.detach()))
-        learned = _distinct(chain.from_iterable(mover.weights for mover in self._movers.values()))
+        learned = _distinct(chain.from_iterable(state.weights for state in self._states.values()))
         self._ema: dict[Tensor, Tensor] = {}
         if setup.ema is not None:
             self._ema = {p: p.detach().clone() for p in learned}
 
-    def turn(self, batch: BatchT) -> Measured:
+    def train_step(self, batch: BatchT) -> Measured:
         """Play one batch; modes and `requires_grad` are afterwards as they were before.
 
         `NotFinite` where a term is no number; the weights are then those of the step before.
         """
-        step = self.step + 1
-        mover = self._order[(step - 1) // self.setup.accumulate % len(self._order)]
-        lr, move, device = mover.lr, mover.move, mover.device
-        _seed(self.setup.seed, step, device)
-        with self._posed(move, mover.weights):
+        number = self.step + 1
+        state = self._order[(number - 1) // self.setup.accumulate % len(self._order)]
+        lr, step, device = state.lr, state.step, state.device
+        _seed(self.setup.seed, number, device)
+        with self._posed(step, state.weights):
             with torch.autocast(device.type, torch.bfloat16, enabled=self.setup.precision == "bf16"):
-                terms = move.loss(batch)
-            stacked = _stacked(move.name, terms)
+                terms = step.loss(batch)
+            stacked = _stacked(step.name, terms)
             measured = _averaged(stacked.detach())
             arrived = _read(measured)
-            torch.autograd.backward(stacked.sum() / self.setup.accumulate, inputs=mover.weights)
+            torch.autograd.backward(stacked.sum() / self.setup.accumulate, inputs=state.weights)
             # On a GPU the values are on their way while it works on the backward pass, so looking at every one of
             # them before the weights change costs next to nothing.
             for name, value in zip(terms, arrived(), strict=True):
                 if not math.isfinite(value):
-                    _forget(mover.weights)
+                    _forget(state.weights)
                     raise NotFinite(
-                        f"the term '{name}' of move '{move.name}' is {value} at step {self.before + step}: "
+                        f"the term '{name}' of step '{step.name}' is {value} at step {self.before + number}: "
                         "begin anew with a lower learning rate"
                     )
-            if step % self.setup.accumulate == 0:
-                self._update(mover, lr)
+            if number % self.setup.accumulate == 0:
+                self._update(state, lr)
         if world() > 1:
-            for buffer in _distinct(_each(move.players, nn.Module.buffers)):
+            for buffer in _distinct(_each(step.modules, nn.Module.buffers)):
                 if buffer.is_floating_point():
                     buffer.copy_(_averaged(buffer))
-        self.step = step
-        return Measured(step, move.name, dict(zip(terms, measured.unbind(), strict=True)), lr)
+        self.step = number
+        return Measured(number, step.name, dict(zip(terms, measured.unbind(), strict=True)), lr)
 
-    def _update(self, mover: _Mover[BatchT], lr: float) -> None:
+    def _update(self, state: _StepState[BatchT], lr: float) -> None:
         if world() > 1:
-            _average_gradients(mover.weights)
+            _average_gradients(state.weights)
         if self.setup.clip is not None:
-            nn.utils.clip_grad_norm_(mover.weights, self.setup.clip)
-        for group in mover.optimizer.param_groups:
-            group["lr"] = lr * group["pace"]
-        mover.optimizer.step()
-        mover.progress.updates += 1
-        _forget(mover.weights)
+            nn.utils.clip_grad_norm_(state.weights, self.setup.clip)
+        for group in state.optimizer.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+        state.optimizer.step()
+        state.progress.updates += 1
+        _forget(state.weights)
         if self.setup.ema is not None:
-            copies = [self._ema[p] for p in mover.weights]
-            latest = [p.detach() for p in mover.weights]
+            copies = [self._ema[p] for p in state.weights]
+            latest = [p.detach() for p in state.weights]
             torch._foreach_lerp_(copies, latest, 1 - self.setup.ema)  # pyright: ignore[reportPrivateImportUsage]
 
     @contextmanager
-    def _posed(self, move: Move[BatchT], learning: list[nn.Parameter]) -> Iterator[None]:
-        """Players of the move ready to learn, everybody else still."""
+    def _posed(self, step: Step[BatchT], learning: list[nn.Parameter]) -> Iterator[None]:
+        """Players of the step ready to learn, everybody else still."""
         modes = [(module, module.training) for module in self._modules]
         flags = [(p, p.requires_grad) for p in self._weights]
-        held = _distinct(_each(move.lively, nn.Module.buffers))
+        held = _distinct(_each(step.batch_stats, nn.Module.buffers))
         if held:
-            own = {id(buffer) for buffer in _each(move.players, nn.Module.buffers)}
+            own = {id(buffer) for buffer in _each(step.modules, nn.Module.buffers)}
             held = [buffer for buffer in held if id(buffer) not in own]
         kept = [buffer.detach().clone() for buffer in held]
         try:
-            for module in self._players.values():
+            for module in self._modules_by_name.values():
                 module.eval()
-            for module in (*move.lively, *move.players):
+            for module in (*step.batch_stats, *step.modules):
                 module.train()
             for p, _ in flags:
                 p.requires_grad_(False)
@@ -273,34 +273,34 @@ class Game(Generic[BatchT]):
                     module.training = mode
 
     def _named(self) -> dict[str, Tensor]:
-        """The live weights and buffers, each once: ``move.0/conv.weight`` is of the first player of `move`."""
+        """The live weights and buffers, each once: ``step.0/conv.weight`` is of the first module of `step`."""
         found: dict[str, Tensor] = {}
         seen: set[int] = set()
-        for player, owner in self._players.items():
+        for module, owner in self._modules_by_name.items():
             for path, module in owner.named_modules():
                 own = dict(module.named_parameters(recurse=False))
                 for name, tensor in (own | _persistent(module)).items():
                     if id(tensor) not in seen:
                         seen.add(id(tensor))
-                        found[f"{player}/{path}.{name}" if path else f"{player}/{name}"] = tensor
+                        found[f"{module}/{path}.{name}" if path else f"{module}/{name}"] = tensor
         return found
 
-    def averaged(self, player: nn.Module) -> dict[str, Tensor]:
-        """The state of a player with its averaged weights, for `load_state_dict`; its buffers are as they are."""
+    def averaged(self, module: nn.Module) -> dict[str, Tensor]:
+        """The state of a module with its averaged weights, for `load_state_dict`; its buffers are as they are."""
         if self.setup.ema is None:
-            raise ValueError("this game keeps no averages; give it Setup(ema=…)")
-        state = player.state_dict(keep_vars=True)
+            raise ValueError("this phase keeps no averages; give it Setup(ema=…)")
+        state = module.state_dict(keep_vars=True)
         return {
             name: self._ema.get(tensor, tensor).detach().clone() if isinstance(tensor, Tensor) else tensor
             for name, tensor in state.items()
         }
 
-    def report(self, move: str, value: float) -> None:
-        """Tell a plateau schedule how well its move does: lower is better; with several processes, from each."""
-        mover = self._movers[move]
+    def report(self, step: str, value: float) -> None:
+        """Tell a plateau schedule how well its step does: lower is better; with several processes, from each."""
+        state = self._states[step]
         if world() > 1:
-            value = float(_averaged(torch.tensor([value], device=mover.device)))
-        schedule, progress = mover.move.schedule, mover.progress
+            value = float(_averaged(torch.tensor([value], device=state.device)))
+        schedule, progress = state.step.schedule, state.progress
         if math.isfinite(value) and (progress.best is None or value < progress.best):
             progress.best, progress.without = value, 0
             return
@@ -309,7 +309,7 @@ class Game(Generic[BatchT]):
             progress.plateau, progress.without = max(schedule.floor, progress.plateau * schedule.factor), 0
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that the game is, copied: tensors, and values that JSON can hold.
+        """All that the phase is, copied: tensors, and values that JSON can hold.
 
         Refuses what is no longer finite (a gradient can overflow where every term was fine), so that no checkpoint
         is poisoned. Gradients that wait for the rest of their update are part of it; where there are several
@@ -320,47 +320,47 @@ class Game(Generic[BatchT]):
         tensors: dict[str, Tensor] = {f"weights/{name}": tensor for name, tensor in named.items()}
         for p, average in self._ema.items():
             tensors[f"average/{names[id(p)]}"] = average
-        for move, mover in self._movers.items():
-            for p in mover.weights:
-                for key, value in mover.optimizer.state.get(p, {}).items():
+        for step, state in self._states.items():
+            for p in state.weights:
+                for key, value in state.optimizer.state.get(p, {}).items():
                     if isinstance(value, Tensor):
-                        tensors[f"optimizer/{move}/{key}/{names[id(p)]}"] = value
+                        tensors[f"optimizer/{step}/{key}/{names[id(p)]}"] = value
                 if p.grad is not None and self.step % self.setup.accumulate:
                     tensors[f"gradient/{names[id(p)]}"] = p.grad
         copied = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-        learned = {f"weights/{names[id(p)]}" for mover in self._movers.values() for p in mover.weights}
+        learned = {f"weights/{names[id(p)]}" for state in self._states.values() for p in state.weights}
         _refuse_poison(copied, learned, self.before + self.step)
-        moves = {name: asdict(mover.progress) for name, mover in self._movers.items()}
-        return copied, {"step": self.step, "rules": self._rules(), "moves": moves}
+        steps = {name: asdict(state.progress) for name, state in self._states.items()}
+        return copied, {"step": self.step, "rules": self._rules(), "steps": steps}
 
     def _rules(self) -> dict[str, Any]:
-        """What must be the same for a state to be of this game, besides the weights' names and shapes."""
-        moves = {name: [mover.move.optimizer, mover.move.turns] for name, mover in self._movers.items()}
+        """What must be the same for a state to be of this phase, besides the weights' names and shapes."""
+        steps = {name: [state.step.optimizer, state.step.repeats] for name, state in self._states.items()}
         return {
-            "moves": moves,
+            "steps": steps,
             "accumulate": self.setup.accumulate,
             "averages": self.setup.ema is not None,
             "seed": self.setup.seed,
         }
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken; a `VeilError`, and nothing changed, when it is of another game."""
+        """Go on where `state` was taken; a `VeilError`, and nothing changed, when it is of another phase."""
         try:
-            step, rules = int(values["step"]), dict(values["rules"])
-            progress = {name: _Progress(**values["moves"][name]) for name in self._movers}
+            number, rules = int(values["step"]), dict(values["rules"])
+            progress = {name: _Progress(**values["steps"][name]) for name in self._states}
         except (KeyError, TypeError, ValueError) as error:
-            raise VeilError(f"this is not the state of a game with these moves ({error!r})") from error
+            raise VeilError(f"this is not the state of a phase with these steps ({error!r})") from error
         for key, ours in self._rules().items():
             if rules.get(key) != ours:
                 raise VeilError(
-                    f"this is the state of another game: its '{key}' is {rules.get(key)}, here it is {ours}"
+                    f"this is the state of another phase: its '{key}' is {rules.get(key)}, here it is {ours}"
                 )
         named = self._named()
         names = {id(tensor): name for name, tensor in named.items()}
         live: dict[str, Tensor] = {f"weights/{name}": tensor for name, tensor in named.items()}
         live |= {f"average/{names[id(p)]}": average for p, average in self._ema.items()}
-        learned = {names[id(p)]: p for mover in self._movers.values() for p in mover.weights}
-        memories: dict[str, dict[Tensor, dict[str, Tensor]]] = {move: {} for move in self._movers}
+        learned = {names[id(p)]: p for state in self._states.values() for p in state.weights}
+        memories: dict[str, dict[Tensor, dict[str, Tensor]]] = {step: {} for step in self._states}
         gradients: dict[Tensor, Tensor] = {}
         for name in (*live, *tensors):
             theirs, ours = tensors.get(name), live.get(name)
@@ -369,83 +369,83 @@ class Game(Generic[BatchT]):
                 ours = learned.get(rest.split("/", 2)[-1] if part == "optimizer" else rest)
             if theirs is None or ours is None or (theirs.shape != ours.shape and "/step/" not in name):
                 raise VeilError(
-                    f"this is the state of another game: its '{name}' is {_shape(theirs)}, here it is {_shape(ours)}"
+                    f"this is the state of another phase: its '{name}' is {_shape(theirs)}, here it is {_shape(ours)}"
                 )
             if part == "gradient":
                 gradients[ours] = torch.empty_like(ours, requires_grad=False).copy_(theirs)
             elif part == "optimizer":
-                move, key, _ = rest.split("/", 2)
-                memories[move].setdefault(ours, {})[key] = self._movers[move].placed(key, theirs, ours)
+                step, key, _ = rest.split("/", 2)
+                memories[step].setdefault(ours, {})[key] = self._states[step].placed(key, theirs, ours)
         with torch.no_grad():
             for name, tensor in live.items():
                 tensor.copy_(tensors[name])
-        for move, mover in self._movers.items():
-            mover.progress = progress[move]
-            mover.optimizer.state.clear()
-            mover.optimizer.state.update(memories[move])
-            for p in mover.weights:
+        for step, state in self._states.items():
+            state.progress = progress[step]
+            state.optimizer.state.clear()
+            state.optimizer.state.update(memories[step])
+            for p in state.weights:
                 p.grad = gradients.get(p)
-        self.step = step
+        self.step = number
 
 
-class Series(Generic[BatchT]):
-    """Games that are played one after the other with the same networks; to whoever plays it, one game.
+class PhaseSequence(Generic[BatchT]):
+    """Games that are played one after the other with the same networks; to whoever plays it, one phase.
 
     Each is made when its turn comes, of the networks as the ones before left them.
     """
 
     def __init__(
-        self, networks: Mapping[str, nn.Module], games: Sequence[tuple[int, Callable[[], Game[BatchT]]]]
+        self, networks: Mapping[str, nn.Module], phases: Sequence[tuple[int, Callable[[], Phase[BatchT]]]]
     ) -> None:
-        """`networks`: all that play, by name; `games`: how many steps of each, and what makes it."""
-        self._networks, self._games = dict(networks), [(steps, make) for steps, make in games if steps > 0]
-        if not self._games:
-            raise ValueError("a series of games has at least one step")
+        """`networks`: all that play, by name; `phases`: how many steps of each, and what makes it."""
+        self._networks, self._phases = dict(networks), [(steps, make) for steps, make in phases if steps > 0]
+        if not self._phases:
+            raise ValueError("a series of phases has at least one step")
         self._enter(0)
 
     def _enter(self, place: int) -> None:
         self._place = place
         for network in self._networks.values():
-            network.eval()  # who is not in the game holds still
-        self.game = self._games[place][1]()  # the one that is being played
-        self.game.before = sum(steps for steps, _ in self._games[:place])
+            network.eval()  # who is not in the phase holds still
+        self.phase = self._phases[place][1]()  # the one that is being played
+        self.phase.before = sum(steps for steps, _ in self._phases[:place])
 
     @property
     def step(self) -> int:
-        """Of all games together."""
-        return self.game.before + self.game.step
+        """Of all phases together."""
+        return self.phase.before + self.phase.step
 
-    def turn(self, batch: BatchT) -> Measured:
-        """Play one batch of the game whose turn it is."""
-        if self.game.step >= self._games[self._place][0] and self._place + 1 < len(self._games):
+    def train_step(self, batch: BatchT) -> Measured:
+        """Play one batch of the phase whose turn it is."""
+        if self.phase.step >= self._phases[self._place][0] and self._place + 1 < len(self._phases):
             self._enter(self._place + 1)
-        return self.game.turn(batch)._replace(step=self.step)
+        return self.phase.train_step(batch)._replace(step=self.step)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """That of the game that is being played, and the networks that are not in it."""
-        tensors, values = self.game.state()
-        playing = {id(tensor) for tensor in self.game._named().values()}
+        """That of the phase that is being played, and the networks that are not in it."""
+        tensors, values = self.phase.state()
+        playing = {id(tensor) for tensor in self.phase._named().values()}
         for name, tensor in self._tensors().items():
             if id(tensor) not in playing:
                 tensors[f"rest/{name}"] = tensor.detach().to("cpu", copy=True).contiguous()
-        return tensors, {"step": self.step, "place": self._place, "game": values}
+        return tensors, {"step": self.step, "place": self._place, "phase": values}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Go on where `state` was taken; a `VeilError` when it is of another series."""
         try:
-            place, game = int(values["place"]), dict(values["game"])
+            place, phase = int(values["place"]), dict(values["phase"])
             self._enter(place)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise VeilError(f"this is not the state of a series of games ({error!r})") from error
-        playing = {id(tensor) for tensor in self.game._named().values()}
+            raise VeilError(f"this is not the state of a series of phases ({error!r})") from error
+        playing = {id(tensor) for tensor in self.phase._named().values()}
         live = {f"rest/{name}": t for name, t in self._tensors().items() if id(t) not in playing}
         for name, tensor in live.items():
             if name not in tensors or tensors[name].shape != tensor.shape:
                 theirs = _shape(tensors.get(name))
                 raise VeilError(
-                    f"this is the state of another game: its '{name}' is {theirs}, here it is {_shape(tensor)}"
+                    f"this is the state of another phase: its '{name}' is {theirs}, here it is {_shape(tensor)}"
                 )
-        self.game.restore({name: t for name, t in tensors.items() if name not in live}, game)
+        self.phase.restore({name: t for name, t in tensors.items() if name not in live}, phase)
         with torch.no_grad():
             for name, tensor in live.items():
                 tensor.copy_(tensors[name])
@@ -460,19 +460,19 @@ class Series(Generic[BatchT]):
 
 
 def fit(
-    moves: Sequence[Move[BatchT]] | Game[BatchT] | Series[BatchT],
+    steps: Sequence[Step[BatchT]] | Phase[BatchT] | PhaseSequence[BatchT],
     batches: Iterable[BatchT],
     setup: Setup = Setup(),
 ) -> Iterator[Measured]:
-    """Play a game, one batch a turn, and yield what each turn measured."""
-    if isinstance(moves, Game | Series):
+    """Play a phase, one batch a turn, and yield what each turn measured."""
+    if isinstance(steps, Phase | PhaseSequence):
         if setup != Setup():
-            raise ValueError("a game has its setup already; give it to Game, not to fit")
-        game = moves
+            raise ValueError("a phase has its setup already; give it to Phase, not to fit")
+        phase = steps
     else:
-        game = Game(moves, setup)
+        phase = Phase(steps, setup)
     for batch in batches:
-        yield game.turn(batch)
+        yield phase.train_step(batch)
 
 
 def with_smaller_batches(train: Callable[[int], T], batch: int, least: int = 1) -> tuple[T, int]:
@@ -534,7 +534,7 @@ def rank() -> int:
 
 
 def world() -> int:
-    """How many processes play this game together."""
+    """How many processes play this phase together."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
@@ -554,7 +554,7 @@ def launch(
     *arguments: Any,
     accelerator: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> T:
-    """Call the function in as many processes, which then play one game; what that of rank 0 gives is returned.
+    """Call the function in as many processes, which then play one phase; what that of rank 0 gives is returned.
 
     The function and its arguments are pickled. Under torchrun the processes are there already, and this is one of them.
     """
@@ -643,30 +643,30 @@ def _average_gradients(weights: list[nn.Parameter]) -> None:
         p.grad = torch.empty_like(p).copy_(gradient.view(p.shape)) if some else None
 
 
-def _optimizer(move: Move[Any], weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _optimizer(step: Step[Any], weights: list[nn.Parameter]) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = []
-    left = {id(p) for p in weights}  # who plays twice learns at the first one's pace
-    for player, pace in zip(move.players, move.pace or (1.0,) * len(move.players), strict=True):
-        own = [p for p in _distinct(player.parameters()) if id(p) in left]
+    left = {id(p) for p in weights}  # who plays twice learns at the first one's lr_scale
+    for module, lr_scale in zip(step.modules, step.lr_scale or (1.0,) * len(step.modules), strict=True):
+        own = [p for p in _distinct(module.parameters()) if id(p) in left]
         left -= {id(p) for p in own}
         if own:
-            groups.append({"params": own, "pace": pace})
-    if move.optimizer == "sgd":
-        return torch.optim.SGD(groups, move.lr, momentum=move.momentum, weight_decay=move.weight_decay)
-    kind = torch.optim.Adam if move.optimizer == "adam" else torch.optim.AdamW
+            groups.append({"params": own, "lr_scale": lr_scale})
+    if step.optimizer == "sgd":
+        return torch.optim.SGD(groups, step.lr, momentum=step.momentum, weight_decay=step.weight_decay)
+    kind = torch.optim.Adam if step.optimizer == "adam" else torch.optim.AdamW
     fused = all(p.is_cuda and p.is_floating_point() for p in weights)
-    return kind(groups, move.lr, weight_decay=move.weight_decay, fused=fused)
+    return kind(groups, step.lr, weight_decay=step.weight_decay, fused=fused)
 
 
-def _stacked(move: str, terms: Terms) -> Tensor:
+def _stacked(step: str, terms: Terms) -> Tensor:
     if not terms:
-        raise ValueError(f"the loss of move '{move}' gives no term")
+        raise ValueError(f"the loss of step '{step}' gives no term")
     for name, term in terms.items():
         if term.ndim:
-            raise ValueError(f"the term '{name}' of move '{move}' is one number, got {tuple(term.shape)}")
+            raise ValueError(f"the term '{name}' of step '{step}' is one number, got {tuple(term.shape)}")
     stacked = torch.stack([term.float() for term in terms.values()])
     if not stacked.requires_grad:
-        raise ValueError(f"no term of move '{move}' ({', '.join(terms)}) depends on its players")
+        raise ValueError(f"no term of step '{step}' ({', '.join(terms)}) depends on its modules")
     return stacked
 
 

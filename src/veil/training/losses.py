@@ -101,7 +101,7 @@ class MomentumQueue(nn.Module):
         """The loss of N pairs. `learning`, in the encoder's own turn: let the copy follow and remember the keys.
 
         Said by the caller and not by train(), because a network that holds still may be in train() too
-        (`Move.lively`), and then must not change.
+        (`Step.batch_stats`), and then must not change.
         """
         with torch.no_grad():
             if learning:

@@ -10,7 +10,7 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
-from veil.training.fit import Game, Measured, Series
+from veil.training.fit import Measured, Phase, PhaseSequence
 
 # Of every recipe: a key that it does not have is a mistake, and so is a number that is none.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -25,7 +25,7 @@ def _never(_: Measured) -> bool:
 class Training:
     """A recipe made ready: all that the loop needs."""
 
-    game: Game[Any] | Series[Any]
+    game: Phase[Any] | PhaseSequence[Any]
     batch: Callable[[int], Any]  # by its number, from 0
     check: Callable[
         [], dict[str, float]

@@ -35,7 +35,7 @@ from torch import Tensor
 import veil
 from veil.core import VeilError
 from veil.media.draft import Draft
-from veil.training.fit import Game, Measured, Series, rank
+from veil.training.fit import Measured, Phase, PhaseSequence, rank
 
 KEPT = 2  # checkpoints, besides the best
 Which = Literal["last", "best"]
@@ -178,7 +178,7 @@ class Run:
             with path.open("rb") as file:
                 yield from (record for _, record in _lines(file))
 
-    def save(self, game: Game[Any] | Series[Any], best: bool = False) -> None:
+    def save(self, game: Phase[Any] | PhaseSequence[Any], best: bool = False) -> None:
         """Save a game as the last checkpoint, and as the best one where it is."""
         if rank() > 0:
             return
@@ -207,7 +207,7 @@ class Run:
             if path.stem not in wanted:
                 path.unlink()
 
-    def load(self, game: Game[Any] | Series[Any], which: Which = "last") -> int:
+    def load(self, game: Phase[Any] | PhaseSequence[Any], which: Which = "last") -> int:
         """Bring a game to a checkpoint, and give its step: 0, and the game as it is, where none was saved yet.
 
         After the last one the run goes on from there: what the log has beyond it is dropped with the next record.
@@ -358,7 +358,7 @@ def _record(measured: Measured | Mapping[str, Any], step: int | None) -> dict[st
         # Together, so that the GPU is waited for once.
         values = torch.stack([*measured.terms.values()]).tolist()
         terms = dict(zip(measured.terms, map(_value, values), strict=True))
-        return {"step": measured.step, "move": measured.move, "lr": measured.lr, "terms": terms}
+        return {"step": measured.step, "move": measured.step_name, "lr": measured.lr, "terms": terms}
     if step is None:
         raise ValueError("a record that no turn measured needs its step")
     return {"step": step, **{name: _value(value) for name, value in measured.items()}}

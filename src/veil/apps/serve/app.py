@@ -89,7 +89,7 @@ CHOICES = (
         "People, clothes and the place: large grey cells are all that is left.",
         "What is being done.",
         "Made for machines that recognise actions; people see little in it.",
-        "everyone",
+        "prototypes",
     ),
     Choice(
         "black-people",

@@ -1,8 +1,8 @@
 """The model that comes with Veil: from a run to the file in the package, and how fast it is.
 
-veil train recipes/everyone-synthetic.toml -o RUN
-python bench/everyone.py export RUN              writes src/veil/methods/prototypes.onnx
-python bench/everyone.py speed VIDEO…            frames a second, against the video's own rate
+veil train recipes/prototypes-synthetic.toml -o RUN
+python bench/prototypes.py export RUN              writes src/veil/methods/prototypes.onnx
+python bench/prototypes.py speed VIDEO…            frames a second, against the video's own rate
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import numpy as np
 
 import veil
 from veil.media.video import open_source
-from veil.methods.builtin import EVERYONE
+from veil.methods.builtin import BUILTIN_PROTOTYPES
 
 
 def export(run: Path) -> None:
     import torch
 
-    from veil.methods import prototypes as everyone
+    from veil.methods import prototypes
     from veil.methods.learned import load
     from veil.nn.onnx import session
 
     net, stage = load(run).made
-    assert isinstance(net, everyone.Everyone)
-    everyone.to_onnx(net, EVERYONE, stage)
-    light = everyone.halves(torch.rand(8, 3, 3 * everyone.SEEN, stage.size, stage.size), net.cell)
+    assert isinstance(net, prototypes.Prototypes)
+    prototypes.to_onnx(net, BUILTIN_PROTOTYPES, stage)
+    light = prototypes.halves(torch.rand(8, 3, 3 * prototypes.SEEN, stage.size, stage.size), net.cell)
     with torch.inference_mode():
         expected = net.shown(light).numpy()
-    (found,) = session(EVERYONE).run(None, {"images": light.numpy()})
+    (found,) = session(BUILTIN_PROTOTYPES).run(None, {"images": light.numpy()})
     apart = float(np.abs(expected - np.asarray(found)).max())
-    print(json.dumps({"file": str(EVERYONE.name), "bytes": EVERYONE.stat().st_size, "max difference": apart}))
+    print(json.dumps({"file": str(BUILTIN_PROTOTYPES.name), "bytes": BUILTIN_PROTOTYPES.stat().st_size, "max difference": apart}))
 
 
 def speed(paths: list[Path]) -> None:
     for path in paths:
         source = open_source(path)
         frames = np.concatenate([window.frames for window in source.windows()])[:300]
-        anonymizer = veil.make("everyone")
+        anonymizer = veil.make("prototypes")
         list(anonymizer.stream([frames[:48]]))
         begun = time.perf_counter()
         count = sum(len(part.frames) for part in anonymizer.stream([frames]))
