@@ -34,7 +34,15 @@ def export(run: Path) -> None:
         expected = net.shown(light).numpy()
     (found,) = session(BUILTIN_PROTOTYPES).run(None, {"images": light.numpy()})
     apart = float(np.abs(expected - np.asarray(found)).max())
-    print(json.dumps({"file": str(BUILTIN_PROTOTYPES.name), "bytes": BUILTIN_PROTOTYPES.stat().st_size, "max difference": apart}))
+    print(
+        json.dumps(
+            {
+                "file": str(BUILTIN_PROTOTYPES.name),
+                "bytes": BUILTIN_PROTOTYPES.stat().st_size,
+                "max difference": apart,
+            }
+        )
+    )
 
 
 def speed(paths: list[Path]) -> None:

@@ -272,7 +272,7 @@ def judge(
     protocol: str, bank: dict[str, Bank], raw: dict[str, Bank] | None, seed: int, given: argparse.Namespace
 ) -> dict[str, Any]:
     """All that is asked of features; ``raw``: those before anonymization."""
-    effort = latents.Effort(steps=20, repeats=4) if given.tiny else latents.Effort(repeats=300)
+    effort = latents.Effort(steps=20, turns=4) if given.tiny else latents.Effort(turns=300)
     out: dict[str, Any] = {}
 
     def put(name: str, score: Any) -> None:
@@ -590,7 +590,7 @@ def cost(given: argparse.Namespace) -> None:
         }
         recipe = config.checked({**plain, "pairs": given.pairs}, SPLAVU)
         training = trained_on(recipe, {"action": bank}, device)
-        repeats = steps if device.type == "cuda" else given.turns
+        turns = steps if device.type == "cuda" else given.turns
         times, moves = [], []
         begun = time.perf_counter()
         for measured in fit(training.game, map(training.batch, range(turns))):

@@ -156,7 +156,9 @@ def main() -> None:
     dataset = read("utd-mhad", given.data / "utd_mhad_depth")
     device = torch.device(given.device)
     small = device.type == "cpu"
-    part = DataConfig(use=Source(name="utd-mhad"), batch=2 if small else 24, stills=2 if small else 64, flip=False)
+    part = DataConfig(
+        use=Source(name="utd-mhad"), batch=2 if small else 24, stills=2 if small else 64, flip=False
+    )
     recipe = SPAct(stage=part, width=given.width, drawing=0, warming=0)
     slow = naive(dataset, recipe, given.turns, device)
     fast = veil(dataset, recipe, given.turns, device)

@@ -1,10 +1,8 @@
 """Veil keeps the action and loses the person: video anonymization that is measured by attacking it."""
 
-__version__ = "0.1.0"
-
 from veil.apps.pipeline import anonymize_video
 from veil.apps.report import Report
-from veil.core import Anonymizer, Frames, Region, Veiled, VeilError, to_clip, to_frames
+from veil.core import Anonymizer, Frames, Region, Veiled, VeilError, __version__, to_clip, to_frames
 from veil.methods import ANONYMIZERS, make
 
 __all__ = [

@@ -20,12 +20,21 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from torch import Tensor
 
+__version__ = "0.1.0"
+
 Frames = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels; x1 and y1 are exclusive
 
 
 class VeilError(Exception):
-    """A user's mistake or a bad input: one sentence that says what is wrong, with which value, and what to do."""
+    """A user's mistake or a bad input: one sentence that says what is wrong, with which value, and what to do.
+
+    `code` is a short stable name of the error, such as ``"input-missing"``: programs and tests match it, never the sentence.
+    """
+
+    def __init__(self, message: str = "", *, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Region(NamedTuple):

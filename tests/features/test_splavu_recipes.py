@@ -121,12 +121,12 @@ def test_two_turns_move_the_adapter_and_every_head(path, data, banks, tmp_path, 
     monkeypatch.setattr(Source, "bank", banks)
     recipe = config.read(path, SPLAVU)
     file = training.train(path, tmp_path / "run", sets=(*TINY, *at(path, data)), device="cpu")
-    seen = [measured.move for measured, _ in watch.turns]
+    seen = [measured.move for measured, _ in watch.repeats]
     more = ["match"] if recipe.budget == "match" else []
     first = ["draw", "warm"] if recipe.net != "none" else ["warm"]  # nothing to draw with
     assert seen[: len(first)] == first and set(seen[len(first) :]) == {"hide", *more}
     tasks = set(recipe.sources())
-    for measured, moved in watch.turns:
+    for measured, moved in watch.repeats:
         terms, networks = measured.terms, {name.partition("/")[0] for name in moved}
         assert terms and all(math.isfinite(float(term)) for term in terms.values())
         if measured.move == "draw":

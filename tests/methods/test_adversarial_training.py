@@ -457,9 +457,9 @@ def moved(training: Training, number: int) -> tuple[str, set[str], set[str]]:
 @pytest.mark.parametrize("batch_stats", [False, True])
 @pytest.mark.parametrize("contrast", ["nt_xent", "moco", "rotnet"])
 def test_only_whose_turn_it_is_moves(contrast, batch_stats):
-    training = small(drawing=1, warming=1, playing=3, repeats=2, batch_stats=batch_stats, contrast=contrast).training(
-        CPU, 1
-    )
+    training = small(
+        drawing=1, warming=1, playing=3, repeats=2, batch_stats=batch_stats, contrast=contrast
+    ).training(CPU, 1)
     seen = [moved(training, number) for number in range(5)]
     a, others = {"redraw"}, {"task", "budgets"}
     learn = "learn", others, others
@@ -600,7 +600,8 @@ def test_attributes_that_are_chosen_are_what_is_private():
         batch = staged(0)
         assert staged.kinds == 2 and batch.private is not None and batch.private.shape == (4, 2)
         assert [sample.attributes for sample in staged.people.samples] == [
-            (sample.attributes[1], sample.attributes[0]) for sample in TrainingData(STAGE, CPU, 0).people.samples
+            (sample.attributes[1], sample.attributes[0])
+            for sample in TrainingData(STAGE, CPU, 0).people.samples
         ]
 
 

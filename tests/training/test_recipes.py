@@ -162,7 +162,9 @@ class Watch:
         self.repeats: list[tuple[Measured, set[str]]] = []
 
     def __call__(self, game: Phase[Any] | PhaseSequence[Any], batches: Iterable[Any]) -> Iterator[Measured]:
-        tensors = game._tensors() if isinstance(game, PhaseSequence) else game._named()  # live, by network and name
+        tensors = (
+            game._tensors() if isinstance(game, PhaseSequence) else game._named()
+        )  # live, by network and name
         for batch in batches:
             before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             measured = game.train_step(batch)

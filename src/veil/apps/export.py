@@ -24,9 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import veil
 from veil.apps.demo import sample
-from veil.core import Frames, VeilError
+from veil.core import Frames, VeilError, __version__
 from veil.data import Dataset, Sample, read
 from veil.data.frames import read_frames
 from veil.features import encoders, splavu
@@ -193,7 +192,7 @@ def export(
             )
         rounded = Rounded(after, (len(plain), len(small)), (slow, quick))
     told = {
-        "veil": veil.__version__,
+        "veil": __version__,
         "kind": subject.kind,
         "method": subject.name,
         "int8": None if rounded is None else asdict(rounded.difference),

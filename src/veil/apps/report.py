@@ -14,8 +14,7 @@ import cv2
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-import veil
-from veil.core import Frames, Region, VeilError
+from veil.core import Frames, Region, VeilError, __version__
 from veil.media.draft import Draft
 from veil.media.video import VideoInfo, is_image
 
@@ -159,7 +158,7 @@ class ReportFile:
         self._draft = Draft(path, overwrite=overwrite)
         self._file = self._draft.path.open("w", encoding="utf-8")
         self._first = True
-        self._file.write(f'{{"veil": {json.dumps(veil.__version__)}, "frames": [')
+        self._file.write(f'{{"veil": {json.dumps(__version__)}, "frames": [')
 
     def add(self, at: int, seconds: Sequence[float], regions: Regions) -> None:
         """Tell of the frames from number `at` on, shown at these seconds."""

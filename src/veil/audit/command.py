@@ -15,13 +15,12 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-import veil
 from veil.audit import report
 from veil.audit.reidentification import compare_folders, paired
 from veil.audit.result import Picture, Result, Row
 from veil.audit.runner import Data, judge
 from veil.audit.suites import ALWAYS, SUITES
-from veil.core import Anonymizer, VeilError
+from veil.core import Anonymizer, VeilError, __version__
 from veil.data import Dataset, read
 from veil.media.video import open_source
 from veil.methods import make
@@ -169,7 +168,7 @@ def audit_videos(
         command=command,
         seconds=time.monotonic() - begun,
         device="cpu",
-        version=veil.__version__,
+        version=__version__,
         pictures=tuple(_moments(raw, anonymized, {pair.name: pair.frames for pair in comparison.pairs})),
     )
     output.mkdir(parents=True, exist_ok=True)

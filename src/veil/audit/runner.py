@@ -28,7 +28,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import veil
 from veil.audit.cache import file_digest, fingerprint, keep_at, kept_at, plain, told
 from veil.audit.experiment import RAW, Found, Seen, Trial, hold, merged
 from veil.audit.recognition import Recognizer
@@ -36,7 +35,7 @@ from veil.audit.reconstruction import Restorer, learn_restorer
 from veil.audit.result import After, Picture, Result, Role, Row
 from veil.audit.suites import ALWAYS, Suite
 from veil.audit.videos import Footage, gather, remembering, seen_before
-from veil.core import Anonymizer, VeilError
+from veil.core import Anonymizer, VeilError, __version__
 from veil.data import Dataset, Sample
 from veil.data.sample import narrowed
 from veil.methods.learned import Learned
@@ -206,7 +205,7 @@ class _Audit:
             command=self.command,
             seconds=time.monotonic() - begun,
             device=_device_name(self.device),
-            version=veil.__version__,
+            version=__version__,
             pictures=tuple(pictures),
         )
 

@@ -19,10 +19,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-import veil
 from veil.apps.pipeline import anonymize_video
 from veil.apps.report import save_picture
-from veil.core import VeilError
+from veil.core import VeilError, __version__
 from veil.media.inputs import plan
 from veil.media.video import Codec
 from veil.methods import ANONYMIZERS, DEFAULT, make, parameters
@@ -32,7 +31,7 @@ from veil.nn import weights
 app = App(
     name="veil",
     help="Veil keeps the action and loses the person.",
-    version=veil.__version__,
+    version=__version__,
     suppress_keyboard_interrupt=False,  # `main` says what Ctrl-C has left
 )
 out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)

@@ -206,7 +206,10 @@ class ELR:
 
         move = Step("learn", (task,), learn, self.lr)
         return Training(
-            Phase([move], setup(device, devices, self.seed)), staged, lambda: staged.check(every, task), chosen
+            Phase([move], setup(device, devices, self.seed)),
+            staged,
+            lambda: staged.check(every, task),
+            chosen,
         )
 
 

@@ -18,8 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-import veil
-from veil.core import Anonymizer, Frames, Veiled, VeilError
+from veil.core import Anonymizer, Frames, Veiled, VeilError, __version__
 from veil.methods.adversarial import Adversarial
 from veil.methods.bdq import BDQRecipe
 from veil.methods.elr import ELR
@@ -155,6 +154,6 @@ def _recipe(folder: Path) -> Learning:
     """How the run in a folder was trained."""
     kind, plain = recipe_in(folder)
     if kind not in RECIPES:
-        why = "anonymizes nothing" if kind in OTHERS else f"Veil {veil.__version__} does not know"
+        why = "anonymizes nothing" if kind in OTHERS else f"Veil {__version__} does not know"
         raise VeilError(f"{folder} is a run of '{kind}', which {why}: name a run of {', '.join(RECIPES)}.")
     return config.checked(plain, RECIPES[kind], lambda key: str(folder / "run.json"))

@@ -194,7 +194,9 @@ class SPAct:
     cap: Annotated[float, Field(ge=0)] | None = 0.5  # m; none: as published, without bound
     stop: Annotated[float, Field(gt=0)] | None = None  # th_Bmax; none: play all turns
     repeats: Annotated[int, Field(ge=1)] = 1  # of T and B to one of A
-    batch_stats: bool = False  # B holds still with the statistics of the batch, not with those of batches long ago
+    batch_stats: bool = (
+        False  # B holds still with the statistics of the batch, not with those of batches long ago
+    )
     drawing: Annotated[int, Field(ge=0)] = 300  # steps
     warming: Annotated[int, Field(ge=0)] = 300
     playing: Annotated[int, Field(ge=2)] = 1200
@@ -267,7 +269,14 @@ def played(
         (
             recipe.playing,
             lambda: game(
-                Step("hide", (redraw,), hide, recipe.lr, "adam", batch_stats=(budgets,) if recipe.batch_stats else ()),
+                Step(
+                    "hide",
+                    (redraw,),
+                    hide,
+                    recipe.lr,
+                    "adam",
+                    batch_stats=(budgets,) if recipe.batch_stats else (),
+                ),
                 Step(
                     "learn",
                     (task,) if frozen else (task, budgets),

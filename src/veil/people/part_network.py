@@ -595,7 +595,7 @@ def train_parts(
         speed = max(speeds.values())
         yield {"steps_per_s": {"contiguous": speeds[False], "channels_last": speeds[True]}}
     elif seconds is not None:
-        speed = _speed(net, augment, setup, repeats=3)
+        speed = _speed(net, augment, setup, turns=3)
     if steps is None:
         left = seconds - (time.monotonic() - begin)  # type: ignore[operator]
         steps = max(10, int(left * 0.93 * speed))  # the rest is for looking at the validation split

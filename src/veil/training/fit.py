@@ -172,7 +172,9 @@ class Phase(Generic[BatchT]):
         self.before = 0  # steps of the phases before this one, in a series
         self._states = {step.name: _StepState(step) for step in steps}
         self._order = [state for state in self._states.values() for _ in range(state.step.repeats)]
-        self._modules_by_name: dict[str, nn.Module] = {}  # and the batch_stats ones, each under its first name
+        self._modules_by_name: dict[
+            str, nn.Module
+        ] = {}  # and the batch_stats ones, each under its first name
         for step in steps:
             for number, module in enumerate((*step.modules, *step.batch_stats)):
                 if all(module is not known for known in self._modules_by_name.values()):
@@ -276,13 +278,13 @@ class Phase(Generic[BatchT]):
         """The live weights and buffers, each once: ``step.0/conv.weight`` is of the first module of `step`."""
         found: dict[str, Tensor] = {}
         seen: set[int] = set()
-        for module, owner in self._modules_by_name.items():
+        for key, owner in self._modules_by_name.items():
             for path, module in owner.named_modules():
                 own = dict(module.named_parameters(recurse=False))
                 for name, tensor in (own | _persistent(module)).items():
                     if id(tensor) not in seen:
                         seen.add(id(tensor))
-                        found[f"{module}/{path}.{name}" if path else f"{module}/{name}"] = tensor
+                        found[f"{key}/{path}.{name}" if path else f"{key}/{name}"] = tensor
         return found
 
     def averaged(self, module: nn.Module) -> dict[str, Tensor]:

@@ -32,8 +32,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import veil
-from veil.core import VeilError
+from veil.core import VeilError, __version__
 from veil.media.draft import Draft
 from veil.training.fit import Measured, Phase, PhaseSequence, rank
 
@@ -88,7 +87,7 @@ class Run:
             "kind": kind,
             "recipe": _plain(recipe),
             "seed": seed,
-            "veil": veil.__version__,
+            "veil": __version__,
             "torch": str(torch.__version__),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "finished": False,
