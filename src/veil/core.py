@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,12 @@ class VeilError(Exception):
     def __init__(self, message: str = "", *, code: str = "") -> None:
         super().__init__(message)
         self.code = code
+
+
+class Progress(Protocol):
+    """Receives how much of a task is done; `total` is None where it is unknown, `message` names the current part."""
+
+    def __call__(self, done: int, total: int | None, message: str | None = None) -> None: ...
 
 
 class Region(NamedTuple):
