@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -41,8 +42,40 @@ class Progress(Protocol):
     """Receives how much of a task is done; `total` is None where it is unknown, `message` names the current part."""
 
     def __call__(self, done: int, total: int | None, message: str | None = None) -> None:
-        """Receive it."""
+        """Take note of the progress so far."""
         ...
+
+
+# What cannot be done to a file, its error code, and the usual advice.
+_IO: dict[str, tuple[str, str]] = {
+    "read": ("unreadable", "check that it is there and that you may read it"),
+    "written": ("unwritable", "free some space, or choose another folder"),
+}
+
+
+@contextmanager
+def io_errors(
+    path: object,
+    action: str = "read",
+    *,
+    advice: str | None = None,
+    code: str | None = None,
+    errors: tuple[type[Exception], ...] = (OSError,),
+) -> Iterator[None]:
+    """Turn an `OSError` into a `VeilError`: "PATH could not be ACTION (reason): advice."
+
+    `action` is a past participle, such as ``"read"`` or ``"written"``, which have a usual code (``"unreadable"``,
+    ``"unwritable"``) and advice. `errors` are the exceptions to turn, where a library raises others as well.
+    """
+    try:
+        yield
+    except VeilError:
+        raise
+    except errors as error:
+        usual = _IO.get(action, (f"not-{action}", "check the name and your rights"))
+        reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
+        message = f"{path} could not be {action} ({reason}): {usual[1] if advice is None else advice}."
+        raise VeilError(message, code=usual[0] if code is None else code) from error
 
 
 class Region(NamedTuple):
