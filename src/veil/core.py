@@ -38,6 +38,28 @@ class VeilError(Exception):
         self.code = code
 
 
+EXTRAS = {  # packages that the base installation does without, by the extra that brings them
+    "learn": ("jinja2", "matplotlib", "onnx", "scipy", "sklearn", "timm", "torch", "torchvision"),
+}
+
+
+@contextmanager
+def extras_required() -> Iterator[None]:
+    """Turn the absence of a package of `EXTRAS` into a `VeilError` that gives the command to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        for extra, packages in EXTRAS.items():
+            if package in packages:
+                raise VeilError(
+                    f"this needs the package '{package}', which is not installed: "
+                    f"run `pip install 'veil-video[{extra}]'`.",
+                    code="extra-missing",
+                ) from error
+        raise
+
+
 class Progress(Protocol):
     """Receives how much of a task is done; `total` is None where it is unknown, `message` names the current part."""
 

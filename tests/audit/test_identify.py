@@ -19,6 +19,7 @@ from veil.media.video import Time, VideoInfo, open_sink, open_source
 from veil.nn import weights
 from veil.people import bodies, faces
 from veil.people.faces import Seen
+from veil.people.pictures import built_in
 
 RED, GREEN, BLUE = (200, 0, 0), (0, 200, 0), (0, 0, 200)
 LEFT, RIGHT, FAR = (8, 16, 24, 32), (40, 16, 56, 32), (72, 40, 88, 56)
@@ -359,9 +360,7 @@ def embedder() -> faces.FaceEmbedder:
 
 @pytest.fixture
 def astronaut(tmp_path: Path) -> Path:
-    from skimage import data
-
-    still(tmp_path / "people" / "eileen.png", data.astronaut())
+    still(tmp_path / "people" / "eileen.png", built_in("astronaut"))
     return tmp_path / "people"
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from skimage import data
 from test_flow import texture
 
 import clips
@@ -27,6 +26,7 @@ from veil.nn import weights
 from veil.nn.flow import Dis
 from veil.people import descriptors as dense
 from veil.people import templates
+from veil.people.pictures import built_in
 
 RANDOM = np.random.default_rng(5)
 SIZE = (72, 96)  # height, width: as small as its own grid, so that a map is a mask to the pixel
@@ -83,7 +83,7 @@ def landscape(seed: int = 3, size: tuple[int, int] = (150, 200)) -> np.ndarray:
 
 @cache
 def portrait(side: int = 80) -> np.ndarray:
-    return cv2.resize(data.astronaut()[:400, 40:440], (side, side), interpolation=cv2.INTER_AREA).astype(
+    return cv2.resize(built_in("astronaut")[:400, 40:440], (side, side), interpolation=cv2.INTER_AREA).astype(
         np.uint8
     )
 
@@ -386,7 +386,7 @@ def test_a_name_twice_is_one_name():
 
 def test_a_template_of_another_descriptor(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    badge = templates.add("badge", data.astronaut(), [(170, 385)])
+    badge = templates.add("badge", built_in("astronaut"), [(170, 385)])
     make("selective:hide=badge+face")
     templates._write(dataclasses.replace(badge, descriptor="dino-s8"), overwrite=True)
     with pytest.raises(

@@ -64,5 +64,5 @@ def test_a_hub_out_of_reach(own):
         weights.fetch("own")
 
 
-def test_the_real_face_weights_come_with_a_package():
+def test_the_face_detector_comes_with_veil():
     assert weights.find("centerface").name == "centerface.onnx"

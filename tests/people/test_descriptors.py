@@ -17,6 +17,7 @@ from veil.people import descriptors as dense
 from veil.people.descriptors import DESCRIPTORS, Descriptor, Keys, Lite0, cell, lite0_model, pixel, spread
 from veil.people.part_network import BLOCKS, TAPS, PartNet, encoder_weights
 from veil.people.parts import SHIPPED as SHIPPED_PARTS
+from veil.people.pictures import built_in
 
 VITS = [name for name, kind in DESCRIPTORS.items() if kind.network]
 
@@ -246,9 +247,7 @@ def misses(found: Descriptor, image: np.ndarray, points, shift, degrees) -> np.n
 
 
 def test_places_of_the_astronaut_are_found_again():
-    from skimage import data
-
-    image = data.astronaut()
+    image = built_in("astronaut")
     points = [
         (223, 120),
         (195, 125),

@@ -10,6 +10,7 @@ from veil.core import VeilError
 from veil.nn import weights
 from veil.people import detectors as people
 from veil.people.detectors import detector, strongest
+from veil.people.pictures import built_in
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +21,7 @@ def fresh():
 
 
 def astronaut():
-    from skimage import data
-
-    return data.astronaut()
+    return built_in("astronaut")
 
 
 def test_finds_the_one_face():

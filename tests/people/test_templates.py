@@ -12,8 +12,9 @@ from conftest import SHARED, needs_shared
 from veil.cli import main
 from veil.core import VeilError
 from veil.people import descriptors as dense
-from veil.people import parts, templates
+from veil.people import parts, pictures, templates
 from veil.people.descriptors import cell
+from veil.people.overlays import draw_template
 from veil.people.templates import BUILT_IN, GROUPS, Aggregate, Origin, Template, add, load, saliency, targeted
 
 
@@ -243,7 +244,7 @@ def test_own_template_goes_before_the_built_in_one(photo):
 def test_built_in_templates_are_clicks_in_their_pictures():
     for name, clicks in BUILT_IN.items():
         template = templates.built_in(name, Colours())
-        assert {*clicks} <= {*templates.PICTURES}
+        assert {*clicks} <= {*pictures.PICTURES}
         assert len(template.vectors) == len(template.origins) == sum(map(len, clicks.values())) > 0
         for origin in template.origins:
             assert 0 <= origin.point[0] < origin.size[0] and 0 <= origin.point[1] < origin.size[1]
@@ -255,7 +256,7 @@ def test_figures_are_those_of_the_synthetic_world():
     drawn = World(0, 448).render([1, 2, 5, 3], length=1)[0][:, 0].numpy()
     corners = ((118, 170), (20, 150), (150, 130), (118, 200))
     tiles = [f[y : y + 220, x : x + 220] for f, (x, y) in zip(drawn, corners, strict=True)]
-    shipped = templates.source("people").astype(int)
+    shipped = pictures.built_in("people").astype(int)
     assert np.abs(shipped - np.concatenate(tiles, 1)).mean() < 1
 
 
@@ -322,32 +323,30 @@ def test_damaged_files_are_refused(photo, home):
 def test_picture_shows_the_heat_and_the_clicks(photo):
     colours = Colours()
     template = add("red", photo, [(36, 24)], colours)
-    shown = templates.picture(photo, template, colours)
+    shown = draw_template(photo, template, colours)
     assert shown.size == (120, 80) and shown.mode == "RGB"
     pixels = np.asarray(shown).astype(int)
     assert pixels[20, 28].sum() > pixels[70, 10].sum() + 100  # bright where it is
     assert (pixels == 255).all(-1).any()  # a circle where the click was
     elsewhere = photo.copy()
     elsewhere[0, 0] = 0
-    assert not (np.asarray(templates.picture(elsewhere, template, colours)) == 255).all(-1).any()
+    assert not (np.asarray(draw_template(elsewhere, template, colours)) == 255).all(-1).any()
     template = dataclasses.replace(template, descriptor="shapes")
     with pytest.raises(VeilError, match="made with the descriptor shapes"):
-        templates.picture(photo, template, colours)
+        draw_template(photo, template, colours)
 
 
 def test_picture_is_upright_as_it_is_shown(photo, tmp_path):
     exif = PIL.Image.Exif()
     exif[0x0112] = 6  # to be turned by 90° clockwise
     PIL.Image.fromarray(photo).save(tmp_path / "turned.png", exif=exif)
-    assert (templates.opened(tmp_path / "turned.png") == np.rot90(photo, -1)).all()
+    assert (pictures.read(tmp_path / "turned.png") == np.rot90(photo, -1)).all()
     PIL.Image.fromarray(photo[..., 0]).save(tmp_path / "grey.png")
-    assert templates.opened(str(tmp_path / "grey.png")).shape == (80, 120, 3)
+    assert pictures.read(str(tmp_path / "grey.png")).shape == (80, 120, 3)
 
 
 def test_lite0_templates_of_the_astronaut():
-    from skimage import data
-
-    image = data.astronaut()
+    image = pictures.built_in("astronaut")
     fine = dense.descriptor("lite0", 8)
     add("badge", image, [(170, 385)])  # with the default descriptor: stride 16
     badge, *face = load(["badge", "face"], fine)  # the same vectors serve at stride 8
@@ -369,7 +368,7 @@ def test_lite0_templates_of_the_astronaut():
     ("file", "box"), [("obama.jpg", (390, 75, 610, 420)), ("biden.jpg", (400, 73, 730, 625))]
 )
 def test_built_in_face_is_found_in_other_people(file, box):
-    image = templates.opened(SHARED / "faces" / file)
+    image = pictures.read(SHARED / "faces" / file)
     height, width = image.shape[:2]
     found = dense.descriptor()
     over = dense.spread(saliency(found(image), load(["face"]), "max"), found, height, width)
@@ -454,7 +453,7 @@ def test_commands_tell_what_is_wrong_in_one_sentence(file, tmp_path, capsys, hom
 def test_a_picture_of_16_bits_is_read_whole(photo, tmp_path):
     grey = photo.mean(-1).astype(np.uint8)
     PIL.Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.png")
-    assert np.array_equal(templates.opened(tmp_path / "deep.png"), np.stack([grey] * 3, -1))
+    assert np.array_equal(pictures.read(tmp_path / "deep.png"), np.stack([grey] * 3, -1))
 
 
 def test_show_does_not_replace_a_picture_unasked(file, capsys):

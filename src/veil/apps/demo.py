@@ -1,4 +1,4 @@
-"""A sample that needs no download: a camera that moves over the photograph of an astronaut inside scikit-image.
+"""A sample that needs no download: a camera that moves over a photograph of an astronaut.
 
 The photograph (Eileen Collins, NASA) is in the public domain.
 """
@@ -17,6 +17,7 @@ from veil.apps.pipeline import Progress, anonymize_video
 from veil.apps.report import Report, draw_sheet, save_picture
 from veil.core import Anonymizer, Frames
 from veil.media.video import Time, VideoInfo, open_sink, open_source
+from veil.people.pictures import built_in
 
 SIZE = (480, 360)  # width, height
 LENGTH = 90
@@ -32,9 +33,7 @@ class Demo(NamedTuple):
 
 def sample(length: int = LENGTH, size: tuple[int, int] = SIZE) -> Frames:
     """The clip ``(length, H, W, 3)``: the camera starts wide, closes in on the face, sways and tilts."""
-    from skimage import data
-
-    photo = data.astronaut()  # (512, 512, 3)
+    photo = built_in("astronaut")  # (512, 512, 3)
     frames = np.empty((length, size[1], size[0], 3), np.uint8)
     for i in range(length):
         turn = 2 * np.pi * i / max(1, length)

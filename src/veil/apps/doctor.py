@@ -16,15 +16,14 @@ from veil.people import descriptors as dense
 ESSENTIAL = (
     "av",
     "numpy",
-    "opencv-python",
-    "onnx",
     "onnxruntime",
     "pillow",
     "pydantic",
-    "torch",
-    "torchvision",
 )
 OPTIONAL = {  # the extra that brings a package, and what it is for
+    "torch": ("learn", "training, audit, features"),
+    "torchvision": ("learn", "training, audit, features"),
+    "onnx": ("learn", "export"),
     "lightning-fabric": ("train", "training in several processes"),
     "tensorboard": ("train", "logs for TensorBoard"),
     "dlib-bin": ("faces", "recognising faces in an audit"),
@@ -48,6 +47,7 @@ def examine() -> Iterator[Check]:
             yield Check(package, "good", importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             yield Check(package, "bad", f"not installed: run `pip install {package}`")
+    yield _opencv()
     for package, (extra, use) in OPTIONAL.items():
         try:
             yield Check(package, "good", importlib.metadata.version(package))
@@ -60,14 +60,25 @@ def examine() -> Iterator[Check]:
     yield from _weights()
 
 
-def _devices() -> Iterator[Check]:
-    import torch
+def _opencv() -> Check:
+    try:
+        import cv2
+    except ImportError as error:  # opencv-python needs libGL, which a server may lack
+        return Check("opencv", "bad", f"{error}: run `pip install --force-reinstall opencv-python-headless`")
+    return Check("opencv", "good", cv2.__version__)
 
+
+def _devices() -> Iterator[Check]:
     yield Check("processor", "good", f"{os.cpu_count()} cores")
-    if torch.cuda.is_available():
-        yield Check("gpu", "good", torch.cuda.get_device_name())
+    try:
+        import torch
+    except ModuleNotFoundError:
+        pass  # listed above
     else:
-        yield Check("gpu", "optional", "none that torch can use; everything here runs without one")
+        if torch.cuda.is_available():
+            yield Check("gpu", "good", torch.cuda.get_device_name())
+        else:
+            yield Check("gpu", "optional", "none that torch can use; everything here runs without one")
     cameras = sorted(str(path) for path in Path("/dev").glob("video[0-9]*"))
     yield Check("cameras", "good" if cameras else "optional", ", ".join(cameras) or "none")
 
@@ -93,7 +104,7 @@ def _weights() -> Iterator[Check]:
             if weights.look_up(name):
                 yield Check(what, "bad", str(error))
             else:
-                state = "bad" if entry.package else "optional"
+                state = "bad" if entry.shipped else "optional"
                 yield Check(what, state, f"{entry.use}; {entry.licence}; not here: {weights.remedy(name)}")
     for name, kind in dense.DESCRIPTORS.items():
         if kind.network:

@@ -26,7 +26,7 @@ from veil.cli import (
 )
 from veil.cli import list as list_
 from veil.cli.terminal import print_error
-from veil.core import VeilError, __version__
+from veil.core import VeilError, __version__, extras_required
 
 app = App(
     name="veil",
@@ -62,7 +62,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if number := getattr(signal, name, None):
             signal.signal(number, stop)
     try:
-        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        with extras_required():
+            code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (VeilError, CycloptsError) as error:
         print_error(error)
         code = 2

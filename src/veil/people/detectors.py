@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from veil.core import Box, VeilError
 from veil.nn import weights
-from veil.nn.onnx import any_size, session
+from veil.nn.onnx import session
 from veil.people.tracks import Detection, Detector, Image
 
 Kind = Literal["face", "person"]
@@ -31,7 +31,7 @@ class CenterFace:
     local = True
 
     def __init__(self, path: Path, floor: float = 0.05):
-        self.session = session(any_size(path))
+        self.session = session(path)
         self.floor = floor
         self.input = self.session.get_inputs()[0].name
         self.outputs = [output.name for output in self.session.get_outputs()[:3]]

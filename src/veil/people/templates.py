@@ -10,7 +10,7 @@ A template is one or more clicks in one or more pictures; of its clicks the best
 that is not in the frame weaken one that is; `max` and `noisy-or`, 1 − Π (1 − s), do not. From
 `veil.people.descriptors.Kind.alike` on a place counts as a match.
 
-A few templates are built in: clicks in `PICTURES`, of which vectors are made with whatever descriptor is used. A user's
+A few templates are built in: clicks in `veil.people.pictures.PICTURES`, of which vectors are made with whatever descriptor is used. A user's
 own are files in `folder()`: the vectors, and beside them where they are from, but no picture.
 """
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import hashlib
 import json
 import os
 import re
@@ -28,17 +27,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
-import cv2
 import numpy as np
 import numpy.typing as npt
-import PIL.Image
-import PIL.ImageDraw
-import PIL.ImageOps
 
 from veil.core import VeilError
 from veil.media.draft import Draft
 from veil.people import descriptors as dense
-from veil.people import parts
+from veil.people import parts, pictures
 from veil.people.descriptors import Descriptor
 from veil.people.tracks import Image
 
@@ -54,10 +49,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """Names that stand for several templates; the names are the paper's."""
 
-PICTURES = ("astronaut", "camera", "people")
-"""Pictures that every installation has: two photographs of scikit-image, of an astronaut (NASA, public domain) and of
-a man with a camera (by Lav Varshney, CC0), and figures that Veil's own synthetic world draws."""
-
 BUILT_IN: dict[str, dict[str, tuple[Click, ...]]] = {
     "arm": {"astronaut": ((330, 290), (70, 400), (120, 440)), "people": ((325, 56),)},
     "cheek": {"astronaut": ((195, 125), (205, 130), (258, 125))},
@@ -69,7 +60,7 @@ BUILT_IN: dict[str, dict[str, tuple[Click, ...]]] = {
     "lips": {"astronaut": ((223, 145), (232, 146))},
     "torso": {"astronaut": ((100, 380), (130, 310)), "camera": ((60, 300), (100, 290), (110, 350))},
 }
-"""For each template that comes with Veil, where it is in which of `PICTURES`."""
+"""For each template that comes with Veil, where it is in which of `pictures.PICTURES`."""
 
 SOURCE = "built in"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
@@ -80,7 +71,7 @@ SUFFIX = ".safetensors"
 class Origin:
     """Where a vector of a template is from."""
 
-    image: str  # the name of the picture's file, or SOURCE and one of PICTURES
+    image: str  # the name of the picture's file, or SOURCE and one of pictures.PICTURES
     checksum: str  # of its pixels
     size: tuple[int, int]  # its width and height
     point: Click
@@ -138,7 +129,7 @@ def add(
             hint = _suggestion(name, _own()) if _own() else ": make it first, without --extend."
             raise VeilError(f"there is no template '{name}' of yours to extend{hint}")
         check(before := _read(name), descriptor)
-    pixels = opened(image)
+    pixels = pictures.read(image)
     _checked(pixels, points)
     file = "pixels" if isinstance(image, np.ndarray) else Path(image).name
     made = _made(name, pixels, descriptor(pixels), points, descriptor, file)
@@ -206,6 +197,16 @@ def load(wanted: Iterable[str], descriptor: Descriptor | None = None) -> list[Te
     return found
 
 
+def lookup(name: str, descriptor: str | None = None) -> tuple[Template, Descriptor, tuple[str, ...]]:
+    """One template, a descriptor that suits it, and the built-in pictures that show it."""
+    expanded([name])
+    own = _read(name) if name in _own() else None
+    described = dense.descriptor(descriptor or (own.descriptor if own else dense.DEFAULT))
+    if own:
+        return own, described, ("astronaut",)
+    return built_in(name, described), described, tuple(BUILT_IN[name])
+
+
 def built_in(name: str, descriptor: Descriptor) -> Template:
     """A template that comes with Veil, made for that descriptor."""
     return _joined(
@@ -214,21 +215,6 @@ def built_in(name: str, descriptor: Descriptor) -> Template:
             for picture, points in BUILT_IN[name].items()
         ]
     )
-
-
-def source(picture: str) -> Image:
-    """The pixels of one of `PICTURES`."""
-    if picture == "people":
-        place = Path(__file__).with_name("people.png")
-        if not place.is_file():
-            raise VeilError(
-                f"the picture {place} is not there, though Veil comes with it: install Veil anew."
-            )
-        return opened(place)
-    from skimage import data
-
-    pixels = data.astronaut() if picture == "astronaut" else data.camera()
-    return pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, 2)
 
 
 def check(template: Template, descriptor: Descriptor) -> None:
@@ -285,82 +271,6 @@ def targeted(templates: Sequence[Template], descriptors: Array) -> list[Template
     ]
 
 
-def picture(
-    image: Path | str | Image, template: Template, descriptor: Descriptor | None = None
-) -> PIL.Image.Image:
-    """The picture with the template's saliency laid over it, dark to bright, and a line around what is alike enough.
-
-    Circles are the clicks, where it is the template's own picture.
-    """
-    pixels = opened(image)
-    height, width = pixels.shape[:2]
-    descriptor = descriptor or dense.descriptor(template.descriptor)
-    check(template, descriptor)
-    heat = dense.spread(saliency(descriptor(pixels), [template]), descriptor, height, width)
-    kind = dense.DESCRIPTORS.get(descriptor.name)
-    laid = _laid(pixels, heat, kind.alike if kind else 0.5)
-    checksum, pen, radius = _checksum(pixels), PIL.ImageDraw.Draw(laid), max(3, min(height, width) // 80)
-    for x, y in (origin.point for origin in template.origins if origin.checksum == checksum):
-        box = (x - radius, y - radius, x + radius, y + radius)
-        pen.ellipse(box, outline=(255, 255, 255), width=max(1, radius // 3))
-    return laid
-
-
-def pictures(
-    name: str, images: Sequence[Path | str] = (), descriptor: str | None = None
-) -> list[PIL.Image.Image]:
-    """What a template, or a name that the part network serves, matches in each of the images.
-
-    Without images: in those of a built-in template's own, and for others in the photograph of the astronaut.
-    """
-    if name in parts.GROUPS:
-        network = parts.parts()
-        level = network.thresholds[name]
-        seen = [opened(image) for image in images] or [source("astronaut")]
-        return [_small(_laid(pixels, network.maps(pixels, [name]), level)) for pixels in seen]
-    expanded([name])
-    own = _read(name) if name in _own() else None
-    described = dense.descriptor(descriptor or (own.descriptor if own else dense.DEFAULT))
-    template = own or built_in(name, described)
-    seen = [opened(image) for image in images] or [
-        source(picture) for picture in (("astronaut",) if own else BUILT_IN[name])
-    ]
-    return [_small(picture(pixels, template, described)) for pixels in seen]
-
-
-def _small(shown: PIL.Image.Image) -> PIL.Image.Image:
-    shown.thumbnail((880, 880))
-    return shown
-
-
-def _laid(pixels: Image, heat: Array, level: float) -> PIL.Image.Image:
-    """A picture under a map ``(H, W)`` of its size, at half brightness where that is `level`; a line is drawn there."""
-    shade = np.round((heat / (2 * level)).clip(0, 1) * 255).astype(np.uint8)
-    colours = cv2.applyColorMap(shade, cv2.COLORMAP_INFERNO)[..., ::-1]
-    laid = cv2.addWeighted(pixels, 0.4, np.ascontiguousarray(colours), 0.6, 0)
-    around, _ = cv2.findContours((heat >= level).astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-    cv2.drawContours(laid, around, -1, (0, 255, 255), max(1, min(heat.shape) // 250))
-    return PIL.Image.fromarray(laid)
-
-
-def opened(image: Path | str | Image) -> Image:
-    """The pixels ``(H, W, 3)`` of a picture, upright as it is shown."""
-    if isinstance(image, np.ndarray):
-        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
-            raise VeilError(f"a picture is (H, W, 3) uint8, got {image.shape} {image.dtype}.")
-        return image
-    if not Path(image).is_file():
-        raise VeilError(f"there is no picture {image}: give the name of a file.")
-    try:
-        with PIL.Image.open(image) as file:
-            upright = PIL.ImageOps.exif_transpose(file)
-            if upright.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
-                upright = PIL.Image.fromarray((np.asarray(upright) // 257).astype(np.uint8))
-            return np.array(upright.convert("RGB"))
-    except Exception as error:  # every format has classes of its own
-        raise VeilError(f"{image} could not be read as a picture: give a JPEG, PNG or the like.") from error
-
-
 def _checked(pixels: Image, points: Sequence[Click]) -> None:
     """Refuse clicks that point at nothing."""
     height, width = pixels.shape[:2]
@@ -384,7 +294,7 @@ def _made(
     """A template of clicks in one picture, whose descriptors ``(h, w, D)`` are `grid`."""
     height, width = pixels.shape[:2]
     cells = [dense.cell(descriptor, (x, y), height, width) for x, y in points]
-    checksum = _checksum(pixels)
+    checksum = pictures.checksum(pixels)
     return Template(
         name=name,
         descriptor=descriptor.name,
@@ -394,10 +304,10 @@ def _made(
     )
 
 
-@lru_cache(2 * len(PICTURES))
+@lru_cache(2 * len(pictures.PICTURES))
 def _described(picture: str, descriptor: Descriptor) -> tuple[Image, Array]:
-    """One of `PICTURES` and its descriptors, which several templates share."""
-    pixels = source(picture)
+    """One of `pictures.PICTURES` and its descriptors, which several templates share."""
+    pixels = pictures.built_in(picture)
     return pixels, descriptor(pixels)
 
 
@@ -408,11 +318,6 @@ def _joined(templates: Sequence[Template]) -> Template:
         vectors=np.concatenate([template.vectors for template in templates]),
         origins=tuple(origin for template in templates for origin in template.origins),
     )
-
-
-def _checksum(pixels: Image) -> str:
-    head = f"{pixels.shape[1]}x{pixels.shape[0]} ".encode()
-    return hashlib.sha256(head + pixels.tobytes()).hexdigest()
 
 
 def _own() -> list[str]:

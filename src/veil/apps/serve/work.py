@@ -188,13 +188,14 @@ def _short_enough(seconds: float | None, most: float) -> None:
 
 def template(task: Task, tell: Tell) -> dict[str, Any]:
     """Make a template of clicks in a still, and a picture of what of the still it matches."""
-    from veil.people import templates
+    from veil.people import pictures, templates
+    from veil.people.overlays import draw_template
 
-    pixels = templates.opened(task["still"])
+    pixels = pictures.read(task["still"])
     height, width = pixels.shape[:2]
     points = [(x * width, y * height) for x, y in task["points"]]
     made = templates.add(task["name"], pixels, points, overwrite=True)
-    templates.picture(pixels, made).save(Path(task["folder"]) / "heat.png")
+    draw_template(pixels, made).save(Path(task["folder"]) / "heat.png")
     return {"name": made.name, "clicks": len(made.origins)}
 
 
