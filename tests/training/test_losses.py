@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from veil.core import VeilError
 from veil.training import losses as L
-from veil.training.fit import Phase, Setup, Step, launch, rank, world
+from veil.training.fit import Phase, Setup, Step, launch, rank, world_size
 
 approx = pytest.approx
 
@@ -176,7 +176,7 @@ def together() -> tuple[Tensor, Tensor]:
     moco = queue()
     a, b = draw(4, 3), draw(4, 3, seed=1)
     mine = slice(2 * rank(), 2 * rank() + 2)
-    contrast(moco, Setup(devices=world())).train_step((a[mine], b[mine]))
+    contrast(moco, Setup(devices=world_size())).train_step((a[mine], b[mine]))
     alone = queue()
     return moco.queue, nn.functional.normalize(alone.slow(b))
 

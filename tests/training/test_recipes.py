@@ -23,7 +23,7 @@ from veil.apps import train as training
 from veil.data import DATASETS
 from veil.methods.learned import RECIPES as ANONYMIZERS
 from veil.training import config
-from veil.training.fit import Measured, Phase, PhaseSequence
+from veil.training.fit import Phase, PhaseSequence, StepResult
 from veil.training.run import Run
 
 FOLDER = Path(__file__).parents[2] / "recipes"
@@ -159,12 +159,10 @@ class Watch:
     """Stands in for `fit`: plays the same, and notes after each turn what moved."""
 
     def __init__(self) -> None:
-        self.repeats: list[tuple[Measured, set[str]]] = []
+        self.repeats: list[tuple[StepResult, set[str]]] = []
 
-    def __call__(self, game: Phase[Any] | PhaseSequence[Any], batches: Iterable[Any]) -> Iterator[Measured]:
-        tensors = (
-            game._tensors() if isinstance(game, PhaseSequence) else game._named()
-        )  # live, by network and name
+    def __call__(self, game: Phase[Any] | PhaseSequence[Any], batches: Iterable[Any]) -> Iterator[StepResult]:
+        tensors = game.named_tensors()  # live, by network and name
         for batch in batches:
             before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             measured = game.train_step(batch)

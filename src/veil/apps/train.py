@@ -28,18 +28,18 @@ from veil.methods import learned
 from veil.training import config
 from veil.training.fit import (
     LRSchedule,
-    Measured,
     NotFinite,
     Phase,
     Setup,
     Step,
+    StepResult,
     fit,
+    is_batch_too_small,
     is_out_of_memory,
-    is_too_few,
     launch,
     rank,
-    usable,
-    world,
+    torch_device,
+    world_size,
 )
 from veil.training.recipe import STRICT, Recipe, Seed, Training
 from veil.training.run import Run
@@ -149,7 +149,7 @@ def _told(method: str, plain: dict[str, Any], *arguments: Any) -> Path:
     except (RuntimeError, MemoryError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
         *most, last = _named(_flat(plain), "batch", "stills", "size")
         sizes = " or ".join(filter(None, (", ".join(most), last)))
-        if is_too_few(error):
+        if is_batch_too_small(error):
             raise VeilError(
                 "a network standardises over its batch, and a batch of this recipe has a single value for it: "
                 f"begin a new run with a higher {sizes}."
@@ -205,7 +205,7 @@ def _train(
 ) -> Path:
     if device == "cuda" and devices > 1:
         device = f"cuda:{rank() % torch.cuda.device_count()}"
-    where = usable(device)
+    where = torch_device(device)
     recipe = config.checked(plain, RECIPES[method])
     if resume:
         run = Run.open(output, recipe=plain, kind=method, seed=recipe.seed, tensorboard=tensorboard)
@@ -223,7 +223,7 @@ def _train(
             last = run.last
             interrupted = training is not None and not isinstance(error, Exception)
             # One that was begun a moment ago, and cannot go on or has nothing to go on from, is none.
-            if not resume and rank() == 0 and not interrupted and (last is None or is_too_few(error)):
+            if not resume and rank() == 0 and not interrupted and (last is None or is_batch_too_small(error)):
                 shutil.rmtree(output)
             if not isinstance(error, NotFinite):
                 raise
@@ -239,7 +239,7 @@ def _play(
     first = run.load(game) if resume else 0
     best = max((r["val"] for r in run.records() if "val" in r and r["step"] <= first), default=-math.inf)
     every = every or max(50, steps // 20)
-    latest: dict[str, Measured] = {}  # of each move, the last turn that was not logged yet
+    latest: dict[str, StepResult] = {}  # of each move, the last turn that was not logged yet
     for measured in fit(game, map(training.batch, range(first, steps))):
         latest[measured.step_name] = measured
         stopped = training.stop(measured)
@@ -257,7 +257,7 @@ def _play(
             progress(measured.step, steps, {**{k: float(v) for k, v in measured.terms.items()}, **found})
         if stopped:
             break
-    if world() > 1:
+    if world_size() > 1:
         distributed.barrier()  # the best checkpoint is there when the first process has written it
     if best > -math.inf:
         run.load(game, "best")

@@ -27,7 +27,7 @@ from veil.methods import make
 from veil.nn import image, video
 from veil.people.bodies import BodyEmbedder
 from veil.people.faces import FaceEmbedder
-from veil.training.fit import usable
+from veil.training.fit import torch_device
 
 RAW = "raw"
 
@@ -76,7 +76,7 @@ def audit_methods(
         chosen = replace(chosen, weights=dict(weights))
     if seeds is not None and seeds < 1:
         raise VeilError(f"--seeds {seeds} trains nothing; at least 1 is needed.")
-    where = usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = torch_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     cores = os.cpu_count() or 1
     use = _dataset(data, root, options or {}, chosen.size, chosen.videos)
     other = _dataset(private, private_root, {}, chosen.size, chosen.videos) if private else None

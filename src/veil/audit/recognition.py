@@ -28,7 +28,7 @@ from veil.core import VeilError
 from veil.metrics import Bootstrap, Score, class_mean_average_precision, softmax, top1
 from veil.nn import image, video
 from veil.nn.kernel import Kernel
-from veil.training.fit import LRSchedule, Setup, Step, fit, rank, world
+from veil.training.fit import LRSchedule, Setup, Step, fit, rank, world_size
 
 Sees = Literal["frames", "clips", "motion"]
 Floats = npt.NDArray[np.float64]
@@ -387,7 +387,7 @@ class Batches:
         y, x = torch.arange(height) + shifts[0], torch.arange(width) + shifts[1]  # (B, H), (B, W)
         if self._mirror:
             x = torch.where(torch.rand(self._size, 1, generator=dice) < 0.5, x.flip(1), x)
-        mine, device = slice(rank(), None, world()), self._frames.device
+        mine, device = slice(rank(), None, world_size()), self._frames.device
         y, x = y.clamp(0, height - 1), x.clamp(0, width - 1)
         rows, when, y, x = (index[mine].to(device, non_blocking=True) for index in (rows, when, y, x))
         places = rows[:, None, None, None], when[:, :, None, None], y[:, None, :, None], x[:, None, None, :]

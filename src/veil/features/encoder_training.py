@@ -36,7 +36,7 @@ from veil.data.synthetic.world import World
 from veil.features.encoders import LENGTH, Compact
 from veil.nn.image import HALVES
 from veil.people.part_network import read_net, save_net
-from veil.training.fit import LRSchedule, Phase, Setup, Step, Terms, rank, world
+from veil.training.fit import LRSchedule, Phase, Setup, Step, Terms, rank, world_size
 from veil.training.losses import nt_xent
 from veil.training.recipe import STRICT, Seed, Training
 
@@ -274,8 +274,8 @@ def answers(heads: Questions, tokens: Tensor) -> dict[str, Tensor]:
 def drawn(pools: dict[Kind, Pool], size: int, number: int) -> Batch:
     """The batch of that number; this process's share of it."""
     device = next(iter(pools.values())).frames.device
-    dice = torch.Generator(device).manual_seed((number * world() + rank()) % 2**63)
-    share = max(1, size // 16 // world())
+    dice = torch.Generator(device).manual_seed((number * world_size() + rank()) % 2**63)
+    share = max(1, size // 16 // world_size())
 
     def chance(*shape: int) -> Tensor:
         return torch.rand(shape, generator=dice, device=device)

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from veil.core import VeilError
 from veil.nn import onnx
 from veil.training.data import DataConfig, FrameCache, TrainingData, setup
-from veil.training.fit import LRSchedule, Phase, Step, Terms, rank, world
+from veil.training.fit import LRSchedule, Phase, Step, Terms, rank, world_size
 from veil.training.losses import single_label
 from veil.training.recipe import STRICT, Seed, Training
 
@@ -253,7 +253,7 @@ class Means:
         """Windows of videos, some faster and some slower than they were; by their number alone."""
         stage, reel = self.staged.stage, self.staged.train
         dice = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + number * 8191 + rank())
-        count = max(1, stage.batch // world())
+        count = max(1, stage.batch // world_size())
         rows = torch.randint(len(reel), (count,), generator=dice)
         last = (reel.lengths[rows] - 1)[:, None]
         luck = torch.rand(2, count, 1, generator=dice)

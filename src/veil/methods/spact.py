@@ -33,7 +33,7 @@ from veil.core import VeilError
 from veil.nn import unet
 from veil.nn.image import Network
 from veil.training.data import Batch, DataConfig, TrainingData, named, of_clips, of_frames, setup
-from veil.training.fit import Measured, Phase, PhaseSequence, Step, Terms
+from veil.training.fit import Phase, PhaseSequence, Step, StepResult, Terms
 from veil.training.losses import (
     MomentumQueue,
     answer_loss,
@@ -289,7 +289,7 @@ def played(
         ),
     ]
 
-    def stop(measured: Measured) -> bool:
+    def stop(measured: StepResult) -> bool:
         if recipe.stop is None or measured.step_name != "learn" or "budget" not in measured.terms:
             return False
         return float(measured.terms["budget"]) >= recipe.stop

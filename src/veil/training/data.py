@@ -29,7 +29,7 @@ from veil.data.sample import narrowed
 from veil.metrics import class_mean_average_precision, top1
 from veil.nn import image, video
 from veil.training.config import nearest
-from veil.training.fit import Setup, rank, world
+from veil.training.fit import Setup, rank, world_size
 from veil.training.recipe import STRICT
 
 ROOM = (
@@ -270,7 +270,7 @@ class TrainingData:
         """The batch of that number, from 0; where there are several processes, this one's share of it."""
         stage = self.stage
         dice = torch.Generator().manual_seed(self.seed * 1_000_003 + number * 8191 + rank())
-        count, pairs = max(1, stage.batch // world()), max(1, stage.stills // world())
+        count, pairs = max(1, stage.batch // world_size()), max(1, stage.stills // world_size())
         rows = torch.randint(len(self.train), (count,), generator=dice)
         when = self._moments(rows, dice)
         clip = self.train.clips(rows, when)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
 from veil.core import VeilError
-from veil.training.fit import world
+from veil.training.fit import world_size
 
 Per = Literal["batch", "clip", "frame"]
 _DIMS: dict[Per, tuple[int, ...]] = {"batch": (0, 1, 2, 3, 4), "clip": (1, 2, 3, 4), "frame": (1, 3, 4)}
@@ -264,8 +264,8 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
 
 def _of_all_processes(keys: Tensor) -> Tensor:
     """The keys of every process, so that all queues stay the same."""
-    if world() == 1:
+    if world_size() == 1:
         return keys
-    parts = [torch.empty_like(keys) for _ in range(world())]
+    parts = [torch.empty_like(keys) for _ in range(world_size())]
     distributed.all_gather(parts, keys.contiguous())
     return torch.cat(parts)

@@ -10,14 +10,14 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
-from veil.training.fit import Measured, Phase, PhaseSequence
+from veil.training.fit import Phase, PhaseSequence, StepResult
 
 # Of every recipe: a key that it does not have is a mistake, and so is a number that is none.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # of everything that is left to chance
 
 
-def _never(_: Measured) -> bool:
+def _never(_: StepResult) -> bool:
     return False
 
 
@@ -31,7 +31,7 @@ class Training:
         [], dict[str, float]
     ]  # on validation data; "val" chooses a checkpoint, without it the last is kept
     weights: Callable[[], dict[str, Tensor]]  # of the network that the run is made for
-    stop: Callable[[Measured], bool] = _never  # whether the goal is reached before the last step
+    stop: Callable[[StepResult], bool] = _never  # whether the goal is reached before the last step
     told: Mapping[str, Any] = field(default_factory=dict)  # what else the file of weights says, as JSON
 
 

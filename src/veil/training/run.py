@@ -34,7 +34,7 @@ from torch import Tensor
 
 from veil.core import VeilError, __version__
 from veil.media.draft import Draft
-from veil.training.fit import Measured, Phase, PhaseSequence, rank
+from veil.training.fit import Phase, PhaseSequence, StepResult, rank
 
 KEPT = 2  # checkpoints, besides the best
 Which = Literal["last", "best"]
@@ -157,7 +157,7 @@ class Run:
         """Whether it came to its end."""
         return self.about["finished"]
 
-    def log(self, measured: Measured | Mapping[str, Any], step: int | None = None) -> None:
+    def log(self, measured: StepResult | Mapping[str, Any], step: int | None = None) -> None:
         """Write one record; log a step before it is saved, so that the checkpoint never knows more than the log."""
         if rank() > 0:
             return
@@ -243,7 +243,7 @@ class Run:
         """
         path, tensors, _ = self._checkpoint(which)
         found: dict[str, Tensor] = {}
-        for part in ("weights", "average") if averaged else ("weights",):
+        for part in ("weights", "ema") if averaged else ("weights",):
             start = f"{part}/{player}/"
             found |= {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
         if not found:
@@ -352,12 +352,12 @@ class Run:
         return path, tensors, about
 
 
-def _record(measured: Measured | Mapping[str, Any], step: int | None) -> dict[str, Any]:
-    if isinstance(measured, Measured):
+def _record(measured: StepResult | Mapping[str, Any], step: int | None) -> dict[str, Any]:
+    if isinstance(measured, StepResult):
         # Together, so that the GPU is waited for once.
         values = torch.stack([*measured.terms.values()]).tolist()
         terms = dict(zip(measured.terms, map(_value, values), strict=True))
-        return {"step": measured.step, "move": measured.step_name, "lr": measured.lr, "terms": terms}
+        return {"step": measured.step, "step_name": measured.step_name, "lr": measured.lr, "terms": terms}
     if step is None:
         raise ValueError("a record that no turn measured needs its step")
     return {"step": step, **{name: _value(value) for name, value in measured.items()}}
@@ -376,7 +376,7 @@ def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     values = {**record["terms"], "lr": record["lr"]} if turn else record
     for name, value in values.items():
         if name != "step" and isinstance(value, int | float) and not isinstance(value, bool):
-            yield (f"{record['move']}/{name}" if turn else name), value
+            yield (f"{record['step_name']}/{name}" if turn else name), value
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
