@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from veil.core import VeilError
+from errors import refuses
 from veil.media.draft import Draft
 
 
@@ -34,7 +34,7 @@ def test_files_have_the_permissions_that_the_umask_gives(mask: int, mode: int, t
 def test_what_is_there_is_kept_until_the_draft_is_whole(tmp_path: Path) -> None:
     place = tmp_path / "a.txt"
     place.write_text("old")
-    with pytest.raises(VeilError, match="exists already"):
+    with refuses("output-exists"):
         Draft(place, overwrite=False)
     draft = Draft(place, overwrite=True)
     draft.path.write_text("new")
@@ -42,3 +42,13 @@ def test_what_is_there_is_kept_until_the_draft_is_whole(tmp_path: Path) -> None:
     draft.publish()
     draft.discard()
     assert place.read_text() == "new" and [*tmp_path.iterdir()] == [place]
+
+
+def test_a_context_publishes_or_leaves_nothing(tmp_path: Path) -> None:
+    with Draft(tmp_path / "a.txt", overwrite=False) as draft:
+        draft.path.write_text("whole")
+    with pytest.raises(RuntimeError), Draft(tmp_path / "b.txt", overwrite=False) as draft:
+        raise RuntimeError("a defect")
+    with refuses("unwritable"), Draft(tmp_path / "c.txt", overwrite=False) as draft:
+        raise OSError(28, "No space left on device")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

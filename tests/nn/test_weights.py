@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 
+from errors import refuses
 from veil.core import VeilError
 from veil.nn import weights
 
@@ -60,7 +61,7 @@ def test_a_wrong_file_is_refused_and_not_kept(own):
 
 def test_a_hub_out_of_reach(own):
     (own / "hub" / "own.onnx").unlink()
-    with pytest.raises(VeilError, match="could not be fetched"):
+    with refuses("not-fetched"):
         weights.fetch("own")
 
 

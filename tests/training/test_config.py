@@ -11,6 +11,7 @@ import pytest
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from errors import refuses
 from veil.core import VeilError
 from veil.training.config import as_dict, checked, kind_of, read, schema, to_toml
 
@@ -193,9 +194,9 @@ def test_mistakes_in_set_are_one_sentence(tmp_path, text, sentence):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(VeilError, match=r"none\.toml cannot be read: No such file"):
+    with refuses("unreadable"):
         read(tmp_path / "none.toml", Recipe)
-    with pytest.raises(VeilError, match="cannot be read"):
+    with refuses("unreadable"):
         read(tmp_path, Recipe)
     (tmp_path / "b.toml").write_bytes(b"a = '\xff'")
     with pytest.raises(VeilError, match=r"b\.toml is no TOML"):

@@ -16,8 +16,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -27,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from veil.core import Explained, VeilError
+from veil.core import Explained, VeilError, io_errors
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -78,7 +77,7 @@ class Explanation:
         self._kept: list[_Sample] = []
         self._looked, self._step = 0, 1  # frames that could be samples, and which of them are
         self._course = _Course()
-        with self._told():
+        with io_errors(self._folder, "written"):
             if folder.exists() and not folder.is_dir():
                 raise VeilError(f"{folder} is a file; name a folder for the explanation")
             if not folder.is_dir() and not folder.parent.is_dir():
@@ -97,7 +96,7 @@ class Explanation:
     def add(self, seconds: float, explained: Explained) -> None:
         """Learn of the frame that comes next, shown at this second; its picture is kept only if it is a sample."""
         share = float((~(explained.hidden < 0.5)).mean())  # what is no number counts as hidden
-        with self._told():
+        with io_errors(self._folder, "written"):
             self._table.write(f"{self._course.frames},{seconds:.6f},{share:.4f}\n")
         self._course.add(seconds, share)
         if explained.maps is None:
@@ -125,7 +124,7 @@ class Explanation:
                 "hidden: all that is outlined", [_tile(s, None, _SIDE, s.seconds) for s in shown]
             )
             pictures["sheet.png"] = _sheet(_spread(self._kept, _ROWS), list(self._files))
-        with self._told():
+        with io_errors(self._folder, "written"):
             self._table.close()
             for file, picture in pictures.items():
                 picture.save(self._draft / file, "PNG")
@@ -155,7 +154,7 @@ class Explanation:
             file, number = f"{plain}.png", 2
             while file.lower() in taken:
                 file, number = f"{plain}-{number}.png", number + 1
-            with self._told():
+            with io_errors(self._folder, "written"):
                 self._refuse([file])
             self._files[name] = file
 
@@ -167,7 +166,7 @@ class Explanation:
                 raise VeilError(f"{path} exists already; pass --overwrite to replace it")
 
     def _publish(self) -> None:
-        with self._told():
+        with io_errors(self._folder, "written"):
             files = sorted(self._draft.iterdir())
             self._refuse(path.name for path in files)
             for path in files:
@@ -178,17 +177,6 @@ class Explanation:
                 return
             for path in files:
                 path.replace(self._folder / path.name)
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Make one sentence for the user of whatever goes wrong while writing."""
-        try:
-            yield
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise VeilError(
-                f"{self._folder} could not be written ({why}); free some space or choose another folder"
-            ) from error
 
 
 class _Course:

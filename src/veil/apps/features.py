@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from veil.apps.cluster import Lost, refuse, spread
-from veil.core import VeilError
+from veil.core import VeilError, io_errors
 from veil.data import read as read_data
 from veil.data.frames import read_frames
 from veil.data.labels import read_table
@@ -604,12 +604,8 @@ def anonymize_store(
                 done, clips = done + len(bank), clips + int(bank.counts.sum())
                 if progress is not None:
                     progress(done, len(source))
-        try:
+        with io_errors(place, "written", advice="name another folder"):
             draft.rename(place)
-        except OSError as error:
-            raise VeilError(
-                f"{place} could not be written ({error.strerror}); name another folder"
-            ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return Anonymized(place, done, clips, time.monotonic() - began, keep_private)

@@ -54,10 +54,6 @@ def audit_store(
         for answer in compared(raw, anonymized, tuple(targets), seed=seed)
     ]
     if output is not None:
-        draft = Draft(Path(output), overwrite=True)
-        try:
+        with Draft(Path(output), overwrite=True) as draft:
             draft.path.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-            draft.publish()
-        finally:
-            draft.discard()
     return rows

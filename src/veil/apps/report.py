@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from veil.core import Frames, Region, VeilError, __version__
+from veil.core import Frames, Region, VeilError, __version__, io_errors
 from veil.media.draft import Draft
 from veil.media.video import VideoInfo, is_image
 
@@ -177,14 +177,14 @@ class ReportFile:
                     }
                     for region in regions[i]
                 ]
-            with self._draft.told():
+            with io_errors(self._draft.place, "written"):
                 self._file.write(("" if self._first else ",") + "\n" + json.dumps(entry))
             self._first = False
 
     def finish(self, report: Report) -> None:
         """Add the summary; the file takes its name when the context is left without an error."""
         summary = {k: v for k, v in asdict(report).items() if k != "bytes"}
-        with self._draft.told():
+        with io_errors(self._draft.place, "written"):
             self._file.write(f'\n], "summary": {json.dumps(summary)}}}\n')
             self._file.close()
 
@@ -236,7 +236,7 @@ class Preview:
         draw_sheet([_outlined(small, found, f"{second:.2f} s") for _, second, small, found in shown]).save(
             buffer, kind
         )
-        with self._draft.told():
+        with io_errors(self._draft.place, "written"):
             self._draft.path.write_bytes(buffer.getvalue())
 
     def __enter__(self) -> Self:
@@ -254,13 +254,8 @@ def save_picture(picture: Image.Image, path: Path) -> None:
     """Write a picture, whole or not at all, in the form that its name tells; one that exists is replaced."""
     if not is_image(path):
         raise VeilError(f"{path} is no name for a picture: let it end in .jpg or .png.")
-    draft = Draft(path, overwrite=True)
-    try:
-        with draft.told():
-            picture.save(draft.path, quality=90)
-        draft.publish()
-    finally:
-        draft.discard()
+    with Draft(path, overwrite=True) as draft:
+        picture.save(draft.path, quality=90)
 
 
 def draw_sheet(pictures: Sequence[Image.Image], columns: int = 4, gap: int = 8) -> Image.Image:

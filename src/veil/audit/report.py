@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ from veil.audit.summary import (
     with_raw,
     word,
 )
-from veil.core import VeilError
+from veil.core import VeilError, io_errors
 from veil.media.draft import Draft
 
 
@@ -61,21 +62,12 @@ def write(results: Sequence[Result], folder: Path) -> Written:
     data = {"results": [result.to_json() for result in results], "trade_offs": [*map(_data, offs)]}
     places = Written(folder / "audit.html", folder / "audit.json", folder / "audit.md")
     texts = page(results, offs), json.dumps(data, indent=1) + "\n", markdown(results, offs)
-    try:
+    with io_errors(folder, "written", advice="choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise VeilError(f"{folder} could not be made ({error.strerror}); choose another folder") from error
-    drafts: list[Draft] = []
-    try:
+    with ExitStack() as drafts:  # published only when all of them are whole: the three files are of one audit
         for place, text in zip(places, texts, strict=True):
-            drafts.append(Draft(place, overwrite=True))
-            with drafts[-1].told():
-                drafts[-1].path.write_bytes(text.encode("utf-8", "replace"))
-        for draft in drafts:  # only when all of them are whole: the three files are of one audit
-            draft.publish()
-    finally:
-        for draft in drafts:
-            draft.discard()
+            draft = drafts.enter_context(Draft(place, overwrite=True))
+            draft.path.write_bytes(text.encode("utf-8", "replace"))
     return places
 
 

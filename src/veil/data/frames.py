@@ -26,7 +26,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from veil.core import Frames, VeilError
+from veil.core import Frames, VeilError, io_errors
 from veil.data.sample import Dataset, Sample
 from veil.media.video import is_image, open_source
 
@@ -335,13 +335,14 @@ def _store(entry: Path | None, frames: Frames) -> Frames:
     if entry is None:
         return frames
     draft = entry.with_name(f".{secrets.token_hex(6)}.npy")
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        np.save(draft, frames, allow_pickle=False)
-        draft.replace(entry)
-    except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
-        raise VeilError(f"{entry.parent} cannot be written ({error.strerror}); free some space") from error
+    with io_errors(entry.parent, "written", advice="free some space"):
+        try:
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            np.save(draft, frames, allow_pickle=False)
+            draft.replace(entry)
+        except BaseException:
+            with suppress(OSError):
+                draft.unlink()
+            raise
     stored = _stored(entry)
     return frames if stored is None else stored

@@ -19,7 +19,7 @@ import mmap
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veil.core import VeilError
+from veil.core import VeilError, io_errors
 from veil.data.sample import Sample, Segment, Split
 from veil.features.bank import Bank, Features, Vocabulary, Words
 
@@ -126,7 +126,7 @@ class Store:
             raise VeilError(f"{folder} exists already; add to it, or name another folder")
         draft = folder.with_name(f".veil-{secrets.token_hex(6)}")
         try:
-            with _told(folder, "written"):
+            with _store_errors(folder, "written"):
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 lance.write_dataset(
                     pa.Table.from_batches([], _schema(about)), draft, data_storage_version=_VERSION
@@ -192,7 +192,7 @@ class Store:
 
     def refresh(self) -> Self:
         """See what others have added since."""
-        with _told(self.folder, "read"):
+        with _store_errors(self.folder, "read"):
             self._dataset.checkout_latest()
         return self
 
@@ -216,7 +216,7 @@ class Store:
             rows = [video for name, video in new.items() if name not in known]
             if rows:
                 table = _table(rows, vocabulary, self.about)
-                with _told(self.folder, "written"):
+                with _store_errors(self.folder, "written"):
                     self._dataset = lance.write_dataset(
                         table, self._dataset, mode="append", data_storage_version=_VERSION
                     )
@@ -226,7 +226,7 @@ class Store:
         """The clips of the videos in these rows: what training draws from, as fast as a memory map."""
         rows = np.asarray(indices, np.int64)
         if self._map is None or self._map[0] != self._dataset.version:
-            with _told(self.folder, "read"):
+            with _store_errors(self.folder, "read"):
                 self._map = self._dataset.version, _Map(self._dataset, self.folder, self.about)
         found = self._map[1]
         flat, dim = found.read(rows), self.about.dim
@@ -278,7 +278,7 @@ class Store:
 
     def mean(self, name: str) -> Tensor:
         """The mean of a video's clips ``(D,)``, by which it is found."""
-        with _told(self.folder, "read"):
+        with _store_errors(self.folder, "read"):
             found = self._dataset.to_table(columns=["mean"], filter=f"id = {_quoted(name)}")
         if not found.num_rows:
             raise VeilError(f"{self.folder} has no video {name!r}; `veil features info` counts those it has")
@@ -309,7 +309,7 @@ class Store:
         where += [f"array_has(groups, {_quoted(f'{k}={v}')})" for k, v in (groups or {}).items()]
         where += [] if leave_out is None else [f"id != {_quoted(leave_out)}"]
         query = {"column": "mean", "q": vector.float().numpy(), "k": top, "metric": "cosine"}
-        with _told(self.folder, "searched"):
+        with _store_errors(self.folder, "searched"):
             found = self._dataset.to_table(
                 columns=["id", "split", "action", "identity", "groups", "_distance"],
                 nearest=query,
@@ -344,7 +344,7 @@ class Store:
 
     def _rows(self, columns: list[str], size: int, where: str | None = None) -> Iterator[pa.RecordBatch]:
         """Rows in order and a few at a time, with no more read ahead than needed to keep on."""
-        with _told(self.folder, "read"):
+        with _store_errors(self.folder, "read"):
             scan = iter(
                 self._dataset.to_batches(
                     columns=columns,
@@ -356,7 +356,7 @@ class Store:
                 )
             )
         while True:
-            with _told(self.folder, "read"):
+            with _store_errors(self.folder, "read"):
                 batch = next(scan, None)
             if batch is None:
                 return
@@ -367,7 +367,7 @@ class Store:
         fragments = self._dataset.get_fragments()
         new = [fragment for fragment in fragments if fragment.fragment_id not in self._seen]
         for fragment in new:
-            with _told(self.folder, "read"):
+            with _store_errors(self.folder, "read"):
                 names = fragment.to_table(columns=["id"])["id"].to_pylist()
             for name in names:
                 self._ids[name] = len(self._ids)
@@ -407,7 +407,7 @@ class Store:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Wait until no other process adds anything; the system ends the turn of one that dies."""
-        with _told(self.folder, "written"):
+        with _store_errors(self.folder, "written"):
             lock = (self.folder / "veil.lock").open("wb")
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -707,17 +707,10 @@ def _first_line(error: Exception) -> str:
     return said.split(", /")[0][:200]  # Lance adds where in its own source
 
 
-@contextmanager
-def _told(folder: Path, done: str) -> Iterator[None]:
-    """Make one sentence of whatever goes wrong with a store."""
-    try:
-        yield
-    except VeilError:
-        raise
-    except (OSError, ValueError, RuntimeError) as error:
-        raise VeilError(
-            f"{folder} could not be {done} ({_first_line(error)}); check the disk, and that the folder is whole"
-        ) from error
+def _store_errors(folder: Path, action: str) -> AbstractContextManager[None]:
+    """Turn what Lance and the system raise into one sentence."""
+    advice = "check the disk, and that the folder is whole"
+    return io_errors(folder, action, advice=advice, errors=(OSError, ValueError, RuntimeError))
 
 
 def _lance() -> tuple[Any, Any]:

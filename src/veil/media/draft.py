@@ -5,46 +5,55 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
-from veil.core import VeilError
+from veil.core import VeilError, io_errors
 
 
 class Draft:
-    """A hidden file beside its place, which takes its name only when it is whole."""
+    """A hidden file beside its place, which gets its name only when it is whole.
+
+    As a context it is published where the block ends without an error, and removed where not; an `OSError` in the
+    block becomes a `VeilError`. Several drafts in one `with` (or `ExitStack`) are published together or not at all.
+    """
 
     def __init__(self, place: Path, *, overwrite: bool) -> None:
         self.place, self._overwrite = place, overwrite
         self.path = place.with_name(f".veil-{secrets.token_hex(6)}{place.suffix.lower()}")
-        with self.told():
+        with io_errors(place, "written"):
             self._refuse()
             if not place.parent.is_dir():
-                raise VeilError(f"{place.parent} is no folder; make it first")
+                raise VeilError(f"{place.parent} is not a folder: make it first.", code="folder-missing")
             self.path.touch(exist_ok=False)
             self._mode = stat.S_IMODE(self.path.stat().st_mode)  # what the umask gives
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is None:
+                self.publish()
+            elif isinstance(error, OSError):
+                with io_errors(self.place, "written"):
+                    raise error
+        finally:
+            self.discard()
+
     def _refuse(self) -> None:
         if self.place.is_dir():
-            raise VeilError(f"{self.place} is a folder; name a file in it")
+            raise VeilError(f"{self.place} is a folder: name a file in it.", code="output-is-folder")
         if self.place.exists() and not self._overwrite:
-            raise VeilError(f"{self.place} exists already; pass --overwrite to replace it")
-
-    @contextmanager
-    def told(self) -> Iterator[None]:
-        """Make one sentence for the user of whatever goes wrong while writing."""
-        try:
-            yield
-        except OSError as error:
-            why = error.strerror or str(error)
             raise VeilError(
-                f"{self.place} could not be written ({why}); free some space or choose another folder"
-            ) from error
+                f"{self.place} exists already: name another file, or pass --overwrite to replace it.",
+                code="output-exists",
+            )
 
     def publish(self) -> None:
         """Give the file its name."""
-        with self.told():
+        with io_errors(self.place, "written"):
             self._refuse()
             # safetensors puts a file of its own there, which only its owner may read.
             if stat.S_IMODE(self.path.stat().st_mode) != self._mode:
@@ -54,6 +63,6 @@ class Draft:
             self.path.replace(self.place)
 
     def discard(self) -> None:
-        """Remove what is left of the draft; nothing, once it is published."""
+        """Remove the draft, unless it is published."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
@@ -39,7 +39,7 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from PIL import Image, ImageOps
 
-from veil.core import Frames, VeilError
+from veil.core import Frames, VeilError, io_errors
 from veil.media.draft import Draft
 
 # fmt: off
@@ -175,7 +175,7 @@ def open_source(spec: str | Path, *, salvage: bool = False, audio: bool = False)
         driver, device = _CAMERAS.get(sys.platform, ("v4l2", "/dev/video{}"))
         return _VideoSource(f"camera {text}", device.format(text), driver=driver, live=True)
     path = Path(text)
-    with _told_reading(text):
+    with _reading(text):
         if path.is_dir():
             raise VeilError(f"{path} is a folder, not a video; name a file in it")
         with path.open("rb") as file:  # libav would call a forbidden file a strange one
@@ -291,7 +291,7 @@ class _VideoSource:
     ) -> None:
         self.live, self.lost = live, 0
         self._name, self._strict = name, not (live or salvage)
-        with _told_reading(name, live=live):
+        with _reading(name, live=live):
             self._container = av.open(
                 url or f"file:{name}",
                 format=driver,
@@ -325,7 +325,7 @@ class _VideoSource:
         indexed = len(self._stream.index_entries) if self._container.format.name == "avi" else 0
         self._indexed = indexed if indexed > 1 else 0
         self._frames = self._decode()
-        with _told_reading(name, live=live):
+        with _reading(name, live=live):
             first = next(self._frames, None)
         if first is None:
             raise VeilError(f"{name} holds no frame that can be decoded; check that it plays in a player")
@@ -403,7 +403,7 @@ class _VideoSource:
     def _fill(self) -> None:
         """What the thread does: windows onto the belt, then the verdict."""
         try:
-            with _told_reading(self._name, live=self.live):
+            with _reading(self._name, live=self.live):
                 for window in self._collect():
                     if not self._belt.put(window):
                         return
@@ -567,7 +567,7 @@ class _VideoSink:
         self._sounds: dict[int, tuple[AudioStream, _Clock]] = {}  # by their index in the source
         self._draft = Draft(path, overwrite=overwrite)
         try:
-            with _told_writing(self._draft):
+            with _writing(self._draft):
                 self._open(codec, quality)
         except BaseException:
             self._draft.discard()
@@ -647,7 +647,7 @@ class _VideoSink:
                 self._thread.join()
                 if self._belt.error is not None:
                     raise self._belt.error
-                with _told_writing(self._draft):
+                with _writing(self._draft):
                     self._verify()
                     self._draft.publish()
         finally:
@@ -660,7 +660,7 @@ class _VideoSink:
     def _drain(self) -> None:
         """What the thread does: encode what comes on the belt, then finish the file."""
         try:
-            with _told_writing(self._draft):
+            with _writing(self._draft):
                 while (window := self._belt.get()) is not None:
                     for pixels, time in zip(window.frames, window.times, strict=True):
                         frame = self._picture(pixels)
@@ -767,7 +767,7 @@ class _StillSink:
             if failure[1] is None:
                 if not self._frames:
                     raise VeilError(f"{self._path} would hold no frame; nothing was written")
-                with _told_writing(self._draft):
+                with _writing(self._draft):
                     image = Image.fromarray(np.ascontiguousarray(self._frames[0]))
                     if ".tif" in self._path.suffix.lower():
                         image.save(self._draft.path, compression="tiff_deflate")
@@ -824,7 +824,7 @@ def _check(info: VideoInfo, frames: Frames, times: Sequence[Time]) -> None:
 
 
 @contextmanager
-def _told_reading(name: str, *, live: bool = False) -> Iterator[None]:
+def _reading(name: str, *, live: bool = False) -> Iterator[None]:
     """Make one sentence of whatever is wrong with the input."""
     try:
         yield
@@ -842,11 +842,6 @@ def _told_reading(name: str, *, live: bool = False) -> Iterator[None]:
         raise VeilError(said) from error
 
 
-@contextmanager
-def _told_writing(draft: Draft) -> Iterator[None]:
-    """Make one sentence of whatever is wrong with the output, also of what only libav knows."""
-    with draft.told():
-        try:
-            yield
-        except FFmpegError as error:
-            raise OSError(error.errno, error.strerror) from error
+def _writing(draft: Draft) -> AbstractContextManager[None]:
+    """Turn what libav and the system raise while an output is written into one sentence."""
+    return io_errors(draft.place, "written", errors=(FFmpegError, OSError))

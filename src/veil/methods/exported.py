@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from veil.core import Anonymizer, Frames, Veiled, VeilError
+from veil.core import Anonymizer, Frames, Veiled, VeilError, io_errors
 from veil.methods.network import Redraw, Shape, redrawn
 from veil.nn.onnx import session
 
@@ -141,10 +141,8 @@ def opened(
     path = Path(path)
     if not path.is_file():
         raise VeilError(f"{path} is not there: `veil export METHOD -o {path.name}` writes such a file.")
-    try:
+    with io_errors(path, advice="check its permissions"):
         held = path.read_bytes()
-    except OSError as error:
-        raise VeilError(f"{path} cannot be read ({error.strerror}): check its permissions.") from error
     try:
         model = session(held)  # not by its name: a file that leans on others is not whole
     except VeilError as error:

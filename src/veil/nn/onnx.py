@@ -123,10 +123,5 @@ def save(model: onnx.ModelProto, path: Path, told: Mapping[str, Any], *, overwri
 
     helper.set_model_props(model, {key: json.dumps(value) for key, value in told.items()})
     onnx.checker.check_model(model, full_check=True)
-    draft = Draft(path, overwrite=overwrite)
-    try:
-        with draft.told():
-            draft.path.write_bytes(model.SerializeToString())
-        draft.publish()
-    finally:
-        draft.discard()
+    with Draft(path, overwrite=overwrite) as draft:
+        draft.path.write_bytes(model.SerializeToString())

@@ -14,7 +14,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from veil.core import VeilError
+from veil.core import VeilError, io_errors
 
 FOLDER_VARIABLE = "VEIL_WEIGHTS"
 
@@ -147,17 +147,16 @@ def fetch(name: str) -> Path:
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as part:
+        advice = (
+            f"check the network, or put {weights.file} into a folder and set {FOLDER_VARIABLE} to that folder"
+        )
         try:
-            with urllib.request.urlopen(weights.url, timeout=30) as answer:
-                shutil.copyfileobj(answer, part)
-            part.close()
-            _check(Path(part.name), weights)
-            Path(part.name).replace(folder / weights.file)
-        except OSError as error:
-            raise VeilError(
-                f"the weights '{name}' could not be fetched from {weights.url} ({error}): check the network, or put "
-                f"{weights.file} into a folder and set {FOLDER_VARIABLE} to that folder."
-            ) from error
+            with io_errors(f"the weights '{name}' at {weights.url}", "fetched", advice=advice):
+                with urllib.request.urlopen(weights.url, timeout=30) as answer:
+                    shutil.copyfileobj(answer, part)
+                part.close()
+                _check(Path(part.name), weights)
+                Path(part.name).replace(folder / weights.file)
         finally:
             Path(part.name).unlink(missing_ok=True)
     return folder / weights.file

@@ -179,13 +179,9 @@ def save_net(
 ) -> None:
     """Write tensors with what is told of them; `half` stores those of convolutions in 16 bits."""
     small = {name: t.half() if half and t.ndim > 1 else t for name, t in tensors.items()}
-    draft = Draft(path, overwrite=True)
-    try:
-        laid = {name: t.detach().cpu().contiguous() for name, t in small.items()}
+    laid = {name: t.detach().cpu().contiguous() for name, t in small.items()}
+    with Draft(path, overwrite=True) as draft:
         save_file(laid, draft.path, {key: json.dumps(value) for key, value in told.items()})
-        draft.publish()
-    finally:
-        draft.discard()
 
 
 def read_net(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -30,7 +30,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from veil.core import VeilError
+from veil.core import VeilError, io_errors
 from veil.media.draft import Draft
 from veil.people import descriptors as dense
 from veil.people import parts, pictures
@@ -144,10 +144,8 @@ def remove(name: str) -> None:
     place = folder() / f"{name}{SUFFIX}"
     if not NAME.fullmatch(name) or not place.is_file():
         raise VeilError(f"there is no template '{name}' of yours to remove{_suggestion(name, _own())}")
-    try:
+    with io_errors(place, "removed", advice="check the permissions of its folder"):
         place.unlink()
-    except OSError as error:
-        raise VeilError(f"{place} could not be removed ({error.strerror}).") from error
 
 
 def names() -> list[str]:
@@ -366,21 +364,12 @@ def _write(template: Template, *, overwrite: bool) -> None:
     from safetensors.numpy import save
 
     place = folder() / f"{template.name}{SUFFIX}"
-    try:
+    with io_errors(place.parent, "written", advice="set XDG_DATA_HOME to a folder that can"):
         place.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise VeilError(
-            f"the folder {place.parent} could not be made ({error.strerror}): set XDG_DATA_HOME to one that can."
-        ) from error
     told = {
         "descriptor": template.descriptor,
         "fingerprint": template.fingerprint,
         "origins": [dataclasses.asdict(origin) for origin in template.origins],
     }  # the name is that of the file
-    draft = Draft(place, overwrite=overwrite)
-    try:
-        with draft.told():
-            draft.path.write_bytes(save({"vectors": template.vectors}, {"template": json.dumps(told)}))
-        draft.publish()
-    finally:
-        draft.discard()
+    with Draft(place, overwrite=overwrite) as draft:
+        draft.path.write_bytes(save({"vectors": template.vectors}, {"template": json.dumps(told)}))

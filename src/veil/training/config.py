@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from veil.core import VeilError
+from veil.core import VeilError, io_errors
 
 T = TypeVar("T")
 Origin = Callable[[str], str]
@@ -103,9 +103,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise VeilError(f"{path} cannot be read: {error.strerror or error}.") from error
+        with io_errors(path):
+            return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise VeilError(f"{path} is no TOML: {error}.") from error
 

@@ -21,7 +21,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -32,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from veil.core import VeilError, __version__
+from veil.core import VeilError, __version__, io_errors
 from veil.media.draft import Draft
 from veil.training.fit import Phase, PhaseSequence, StepResult, rank
 
@@ -95,7 +94,7 @@ class Run:
         run = cls(Path(folder), about, tensorboard)
         if rank() > 0:
             return run
-        with _told(run.folder):
+        with io_errors(run.folder, "written"):
             if (run.folder / "run.json").exists():
                 raise VeilError(
                     f"{run.folder} holds a run already; resume it, or choose another folder for a new one"
@@ -163,7 +162,7 @@ class Run:
             return
         record = _record(measured, step)
         file = self._writing()
-        with _told(self.folder / "log.jsonl"):
+        with io_errors(self.folder / "log.jsonl", "written"):
             file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             file.flush()
         if self._board is not None:
@@ -184,7 +183,7 @@ class Run:
         os.fsync(self._writing().fileno())
         tensors, values = game.state()
         folder = self.folder / "checkpoints"
-        with _told(folder):
+        with io_errors(folder, "written"):
             folder.mkdir(exist_ok=True)
         place = folder / f"{game.step:06d}.safetensors"
         _write(place, lambda path: save_file(tensors, path))
@@ -285,7 +284,7 @@ class Run:
     def _writing(self) -> BinaryIO:
         """The log, ready for the next record and held against other processes."""
         if self._log is None:
-            with _told(self.folder / "log.jsonl"):
+            with io_errors(self.folder / "log.jsonl", "written"):
                 self._lock = _locked(self.folder / ".lock")
                 file = (self.folder / "log.jsonl").open("ab")
             self._settle(file)
@@ -298,7 +297,7 @@ class Run:
     def _settle(self, log: BinaryIO) -> None:
         """Make log and index those of the step from which the run goes on."""
         place, end = self.folder / "log.jsonl", 0
-        with _told(place), place.open("rb") as file:
+        with io_errors(place, "written"), place.open("rb") as file:
             for size, record in _lines(file):
                 if self._from is not None and record["step"] > self._from:
                     break
@@ -414,29 +413,13 @@ def _difference(was: Any, now: Any, key: str) -> tuple[str, Any, Any]:
     return key, was, now
 
 
-@contextmanager
-def _told(place: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise VeilError(
-            f"{place} could not be written ({why}); free some space or choose another folder"
-        ) from error
-
-
 def _write(place: Path, write: Callable[[Path], object]) -> None:
     """A file that is whole or not there, and replaces the one before."""
-    draft = Draft(place, overwrite=True)
-    try:
-        with draft.told():
-            try:
-                write(draft.path)
-            except SafetensorError as error:  # which is how safetensors tells of a full disk
-                raise OSError(str(error)) from error
-        draft.publish()
-    finally:
-        draft.discard()
+    with (
+        Draft(place, overwrite=True) as draft,
+        io_errors(place, "written", errors=(OSError, SafetensorError)),
+    ):
+        write(draft.path)  # safetensors raises its own error for a full disk
 
 
 def _write_json(place: Path, values: Mapping[str, Any]) -> None:
@@ -445,9 +428,8 @@ def _write_json(place: Path, values: Mapping[str, Any]) -> None:
 
 def _read_json(path: Path, remedy: str) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise VeilError(f"{path} cannot be read ({error.strerror or error}); {remedy}") from error
+        with io_errors(path, advice=remedy):
+            values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise VeilError(f"{path} is no JSON ({error}); {remedy}") from error
     if not isinstance(values, dict):
