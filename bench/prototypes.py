@@ -1,8 +1,6 @@
-"""The model that comes with Veil: from a run to the file in the package, and how fast it is.
+"""How fast the built-in action prototypes are: frames per second, against the video's own rate.
 
-veil train recipes/prototypes-synthetic.toml -o RUN
-python bench/prototypes.py export RUN              writes src/veil/methods/prototypes.onnx
-python bench/prototypes.py speed VIDEO…            frames a second, against the video's own rate
+python bench/prototypes.py VIDEO…
 """
 
 from __future__ import annotations
@@ -16,33 +14,6 @@ import numpy as np
 
 import veil
 from veil.media.video import open_source
-from veil.methods.builtin import BUILTIN_PROTOTYPES
-
-
-def export(run: Path) -> None:
-    import torch
-
-    from veil.methods import prototypes
-    from veil.methods.learned import load
-    from veil.nn.onnx import session
-
-    net, stage = load(run).made
-    assert isinstance(net, prototypes.Prototypes)
-    prototypes.to_onnx(net, BUILTIN_PROTOTYPES, stage)
-    light = prototypes.halves(torch.rand(8, 3, 3 * prototypes.SEEN, stage.size, stage.size), net.cell)
-    with torch.inference_mode():
-        expected = net.shown(light).numpy()
-    (found,) = session(BUILTIN_PROTOTYPES).run(None, {"images": light.numpy()})
-    apart = float(np.abs(expected - np.asarray(found)).max())
-    print(
-        json.dumps(
-            {
-                "file": str(BUILTIN_PROTOTYPES.name),
-                "bytes": BUILTIN_PROTOTYPES.stat().st_size,
-                "max difference": apart,
-            }
-        )
-    )
 
 
 def speed(paths: list[Path]) -> None:
@@ -62,14 +33,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    verbs.add_parser("export").add_argument("run", type=Path)
-    verbs.add_parser("speed").add_argument("videos", type=Path, nargs="+")
-    given = parser.parse_args()
-    if given.verb == "export":
-        export(given.run)
-    else:
-        speed(given.videos)
+    parser.add_argument("videos", type=Path, nargs="+")
+    speed(parser.parse_args().videos)
 
 
 if __name__ == "__main__":

@@ -126,6 +126,6 @@ def test_python_examples(home):
 
 def test_the_picture_is_there():
     for path in re.findall(r"!\[.*?\]\((.*?)\)", README) + re.findall(
-        r"\]\(((?:docs|bench|CONTRIBUTING)[^)]*)\)", README
+        r"\]\(((?:docs|bench|experiments|CONTRIBUTING)[^)]*)\)", README
     ):
         assert (ROOT / path).exists(), path

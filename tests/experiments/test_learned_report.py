@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from experiments import learned
+from experiments import learned_report as report
 from veil.audit.result import Knows, Result, Role, Row, save
 from veil.data import read
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module that makes the tables."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    return importlib.import_module("learned_report")
 
 
 def row(role: Role, by: str, value: float, knows: Knows = "adapted") -> Row:
@@ -28,7 +21,7 @@ def row(role: Role, by: str, value: float, knows: Knows = "adapted") -> Row:
 
 
 def put(folder: Path, file: str, method: str, seed: int, *rows: Row, command: str = "") -> None:
-    """A file of rows as bench/learned.py leaves it."""
+    """A file of rows as experiments.learned leaves it."""
     settings = {"seeds": [seed], "training seconds": 100.0 + seed}
     result = Result(method, {}, "utd-mhad", rows, (), settings, (), command=command, seconds=60.0)
     save(result, folder / f"utd-mhad.{file}.{seed}.json")
@@ -55,13 +48,13 @@ def line_of(page: str, method: str, part: int = 0) -> list[str]:
     return [cell.strip() for cell in found[part].strip("|").split("|")]
 
 
-def test_tables(bench: ModuleType, rows: Path) -> None:
+def test_tables(rows: Path) -> None:
     """Of each seed the strongest attacker, those of fewer attackers left out; the rest of the page stays."""
     page = rows / "page.md"
     page.write_text(
         "# Mine\n<!-- utd-mhad -->\nold\n<!-- end -->\nbetween\n<!-- bound -->\n<!-- end -->\n<!-- targets -->\n<!-- end -->\nlast\n"
     )
-    bench.report(rows, page)
+    report.report(rows, page)
     once = page.read_text()
     assert once.startswith("# Mine\n<!-- utd-mhad -->\n| method")
     assert once.endswith("<!-- end -->\nlast\n") and "\nbetween\n" in once and "old" not in once
@@ -79,44 +72,44 @@ def test_tables(bench: ModuleType, rows: Path) -> None:
     assert "Not run yet: penalty B 0.3; penalty B 0.5" in once
     assert line_of(once, "Everyone", 1)[2:] == [".940", ".380", "yes", "no"]
     assert line_of(once, "pixelate 16", 1)[2:] == [".960", ".900", "no", "no"]
-    bench.report(rows, page)
+    report.report(rows, page)
     assert page.read_text() == once
 
 
-def test_plot(bench: ModuleType, rows: Path) -> None:
+def test_plot(rows: Path) -> None:
     """Every method has a mark and a name; what finds less lies lower."""
-    found = bench.read(rows, "utd-mhad", bench.PROTOCOLS["utd-mhad"])
-    drawn = ElementTree.fromstring(bench.plot(found, "identity"))
+    found = report.read(rows, "utd-mhad", report.PROTOCOLS["utd-mhad"])
+    drawn = ElementTree.fromstring(report.plot(found, "identity"))
     space = "{http://www.w3.org/2000/svg}"
     names = [text.text for text in drawn.iter(f"{space}text")]
     assert {"raw", "pixelate 16", "Everyone", "target"} <= set(names)
-    colours = bench.COLOURS
+    colours = report.COLOURS
     at = {
         c.get("fill"): float(c.get("cy") or 0)
         for c in drawn.iter(f"{space}circle")
-        if float(c.get("cy") or 0) > bench.TOP
+        if float(c.get("cy") or 0) > report.TOP
     }
     assert at[colours["raw"]] < at[colours["filter"]] < at[colours["learned"]]
 
 
-def test_other_networks_are_told_one_by_one(bench: ModuleType) -> None:
+def test_other_networks_are_told_one_by_one() -> None:
     """Each by itself, where it was trained on what a method leaves; none in the cell of one that did not judge it."""
     raw = row("utility", "x", 0.9), row("leakage", "y", 1.0), row("leakage", "y on one frame", 0.8)
     ours = row("utility", "x", 0.8), row("utility", "x", 0.1, "raw")
     found = [
-        bench.Found(name, (Result(name, {}, "utd-mhad", rows, (), {}, ()),))
+        report.Found(name, (Result(name, {}, "utd-mhad", rows, (), {}, ()),))
         for name, rows in (("raw", raw), ("Everyone", ours))
     ]
-    page = bench.by_network(found)
+    page = report.by_network(found)
     assert line_of(page, "x") == ["x", "action", ".900", ".800"]
     assert line_of(page, "y") == ["y", "identity", "1.000", ""]
     assert len(page.splitlines()) == 4
 
 
-def test_training_videos_come_several_times(bench: ModuleType) -> None:
+def test_training_videos_come_several_times() -> None:
     """Each begun a frame later than the one before; those that are chosen and tested with stay as they are."""
     data = read("synthetic", size=16, count=80)
-    often = importlib.import_module("learned").often(data)
+    often = learned.often(data)
     assert len(often.split("train")) == 6 * len(data.split("train"))
     assert len({sample.id for sample in often.samples}) == len(often.samples)
     first = data.split("train")[0]

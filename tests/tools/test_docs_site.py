@@ -8,15 +8,15 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from cyclopts import CycloptsError
 
 import veil
 from conftest import ROOT
+from experiments import learned_report
+from tools import docs_site
 from veil.apps.train import RECIPES
 from veil.cli import app
 from veil.methods import ANONYMIZERS
@@ -27,18 +27,10 @@ zensical = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[ModuleType]:
-    """The module that builds the site."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "bench"))
-        yield importlib.import_module("docs_site")
-
-
-@pytest.fixture(scope="module")
-def staged(bench, tmp_path_factory) -> Path:
+def staged(tmp_path_factory) -> Path:
     """The pages as zensical gets them; to make them fails on an unknown mark, row, method or file."""
     folder = tmp_path_factory.mktemp("staged")
-    bench.stage(ROOT, folder)
+    docs_site.stage(ROOT, folder)
     return folder / "docs"
 
 
@@ -57,21 +49,20 @@ def test_every_method_has_a_page(staged):
             assert "```math" in page and f"veil train recipes/{name}" in page and "| seeds |" in page, name
 
 
-def test_numbers_are_those_of_the_rows(bench, staged):
-    report = importlib.import_module("learned_report")
-    (spact,) = report.read(ROOT / "docs" / "results" / "rows", "utd-mhad", ["SPAct"])
+def test_numbers_are_those_of_the_rows(staged):
+    (spact,) = learned_report.read(ROOT / "docs" / "results" / "rows", "utd-mhad", ["SPAct"])
     line = next(
         line for line in words(staged, "methods/spact.md").splitlines() if line.startswith("| SPAct |")
     )
-    assert f"| {report.told(spact.action)} | {report.told(spact.private)} |" in line
+    assert f"| {learned_report.told(spact.action)} | {learned_report.told(spact.private)} |" in line
     assert "| raw |" in words(staged, "methods/splavu.md")
     assert "| chance |" in words(staged, "protocols/utd-mhad.md")
 
 
-def test_what_was_not_run_is_told(bench, tmp_path):
-    assert bench.measured(tmp_path, "SPAct") == "Not run yet on UTD-MHAD: SPAct."
-    assert bench.measured_features(tmp_path, "ours; paper") == "Not run yet: ours; paper."
-    assert bench.protocol(tmp_path, "utd-mhad").startswith("Nothing was judged")
+def test_what_was_not_run_is_told(tmp_path):
+    assert docs_site.measured(tmp_path, "SPAct") == "Not run yet on UTD-MHAD: SPAct."
+    assert docs_site.measured_features(tmp_path, "ours; paper") == "Not run yet: ours; paper."
+    assert docs_site.protocol(tmp_path, "utd-mhad").startswith("Nothing was judged")
 
 
 def test_no_number_of_a_row_is_typed_by_hand():
@@ -127,9 +118,9 @@ def test_files_outside_are_shown(staged):
     assert "utd-mhad.raw.0.json](../../../results/rows/" in words(staged, "source/docs/results/rows.md")
 
 
-def test_links_of_pages_and_readme_lead_somewhere_where_code_is_hosted(bench):
+def test_links_of_pages_and_readme_lead_somewhere_where_code_is_hosted():
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for link in bench.LINK.finditer(page.read_text()):
+        for link in docs_site.LINK.finditer(page.read_text()):
             assert (page.parent / link.group(1)).exists(), f"{page.name}: {link.group(1)}"
 
 
@@ -153,14 +144,14 @@ def small(tmp_path) -> Path:
 
 
 @zensical
-def test_a_site_is_built_or_an_error_tells_why(bench, small):
+def test_a_site_is_built_or_an_error_tells_why(small):
     output = small / "out" / "site"
-    site = bench.build(small, output)
+    site = docs_site.build(small, output)
     page = (site / "index.html").read_text()
     assert "<math" in page and 'href="two.html#here"' in page and "\\sum" not in page
     (small / "docs" / "index.md").write_text("# One\n\n[two](two.md#gone)\n")
-    with pytest.raises(bench.Broken, match="anchor does not exist"):
-        bench.build(small, output)
+    with pytest.raises(docs_site.Broken, match="anchor does not exist"):
+        docs_site.build(small, output)
     assert (site / "index.html").read_text() == page  # what was there is left
 
 
@@ -180,13 +171,13 @@ def test_a_site_is_built_or_an_error_tells_why(bench, small):
         ("two.md", None, "the navigation names two.md, which is not there"),
     ],
 )
-def test_what_is_wrong_in_a_page_is_told(bench, small, tmp_path, page, text, why):
+def test_what_is_wrong_in_a_page_is_told(small, tmp_path, page, text, why):
     if text is None:
         (small / "docs" / page).unlink()
     else:
         (small / "docs" / page).write_text(text)
-    with pytest.raises(bench.Broken, match=re.escape(why)):
-        bench.stage(small, tmp_path / "staged")
+    with pytest.raises(docs_site.Broken, match=re.escape(why)):
+        docs_site.stage(small, tmp_path / "staged")
 
 
 @pytest.mark.parametrize(
@@ -205,16 +196,16 @@ def test_what_is_wrong_in_a_page_is_told(bench, small, tmp_path, page, text, why
         ),
     ],
 )
-def test_what_is_wrong_in_a_built_site_is_told(bench, tmp_path, html, why):
+def test_what_is_wrong_in_a_built_site_is_told(tmp_path, html, why):
     (tmp_path / "one.html").write_text(html)
     (tmp_path / "two.html").write_text('<h1 id="there">Two</h1>')
-    wrong = bench.check(tmp_path)
+    wrong = docs_site.check(tmp_path)
     assert not wrong if why is None else len(wrong) == 1 and why in wrong[0], wrong
 
 
 @zensical
-def test_equations_and_docstrings(bench):
-    markdown = importlib.import_module("docs_markdown")
+def test_equations_and_docstrings():
+    markdown = pytest.importorskip("tools.docs_markdown")
     drawn = markdown.fence("\\begin{aligned} a &= \\frac{1}{2} \\end{aligned}", "math", "math", {}, None)
     assert "<mfrac>" in drawn and "<mtable" in drawn
     with pytest.raises(Exception, match="cannot be drawn"):
@@ -226,5 +217,5 @@ def test_equations_and_docstrings(bench):
 
 
 def test_ci_builds_it():
-    assert "\npython bench/docs_site.py -o" in (ROOT / ".ci" / "run").read_text()
+    assert "\npython -m tools.docs_site -o" in (ROOT / ".ci" / "run").read_text()
     assert os.access(ROOT / ".ci" / "run", os.X_OK)

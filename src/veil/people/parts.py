@@ -1,7 +1,7 @@
 """Which pixels are hair, face, skin or clothes: a small network that comes with the package, on the CPU.
 
 `Parts` looks at one image and says of every pixel how likely each part of a person is. Its file ``parts.onnx`` is
-trained and exported by `veil.people.part_network` and ``bench/parts.py``; here is no torch.
+trained and exported by `veil.people.part_network` and ``tools/parts.py``; here is no torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Parts:
         if not path.is_file():
             raise VeilError(
                 f"the part network {path} is not there, though Veil comes with one: install Veil anew, or make the "
-                "file with `python bench/parts.py export WEIGHTS -o FILE`."
+                "file with `python -m tools.parts export WEIGHTS -o FILE`."
             )
         self.session = session(path)
         self.input = self.session.get_inputs()[0].name

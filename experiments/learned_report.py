@@ -1,6 +1,6 @@
 """The tables and the plot of docs/results/learned.md, made from the rows: no figure there is typed by hand.
 
-    python bench/learned_report.py docs/results/rows -o docs/results/learned.md
+    python -m experiments.learned_report docs/results/rows -o docs/results/learned.md
 
 What stands between `<!-- NAME -->` and `<!-- end -->` is replaced; NAME is `targets`, a protocol (all methods, and a plot
 beside the page) or one of `GROUPS`. Of each seed the best use (trained anew) and the strongest attacker count; a cell is
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from audit import METHODS
-from learned import FIXED, ROWS, file_name
+from experiments.filters import METHODS
+from experiments.learned import FIXED, ROWS, file_name
 from veil.audit.html import LETTER, Box, Html, place_labels, tag
 from veil.audit.result import Result, Role, Row, load
 
@@ -128,7 +128,7 @@ def made_by(found: Found) -> str:
         command = re.sub(r" --set '[a-z.]*seed=\d+'", "", found.results[0].command)
         return f"`{command.strip()}`"
     spec = METHODS.get(found.name)
-    return f"`--method {spec}`" if spec else "`bench/learned.py`" if found.name in FIXED else ""
+    return f"`--method {spec}`" if spec else "`experiments/learned.py`" if found.name in FIXED else ""
 
 
 def table(found: Sequence[Found], private: str) -> str:

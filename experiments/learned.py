@@ -1,15 +1,15 @@
 """The table of learned anonymizers: each is trained by its recipe, and then put before the audit's attackers.
 
-    python bench/learned.py table DATA -o docs/results/rows [--only spact,bdq] [--seeds 0,1,2] [--seconds 500]
-    python bench/learned.py list
-    python bench/learned.py length DATA      who is found by the action and the length of a video, without any picture
+    python -m experiments.learned table DATA -o docs/results/rows [--only spact,bdq] [--seeds 0,1,2] [--seconds 500]
+    python -m experiments.learned list
+    python -m experiments.learned length DATA      who is found by the action and the length of a video, without any picture
 
 A protocol may be `utd-mhad`, `ucf-sports-utkface`, either with -novel (half of the actions, or of the attributes, train the method,
 the other half is judged), and the first with -unseen (use and attackers learn from videos that the method was not trained with),
--often (each training video is anonymized several times for them, begun a frame later) or -others (other networks than the table's). DATA is as in bench/audit.py, whose rows these stand beside: one file for each protocol, row and seed; files that are
+-often (each training video is anonymized several times for them, begun a frame later) or -others (other networks than the table's). DATA is as in experiments/filters.py, whose rows these stand beside: one file for each protocol, row and seed; files that are
 there are not made again, so that the table can be made in several sittings. The seed is that of the training and of the
-attackers. `python bench/learned_report.py docs/results/rows -o docs/results/learned.md` makes the tables and the plot of them,
-`python bench/audit.py merge docs/results/rows -o PAGES` one page of all.
+attackers. `python -m experiments.learned_report docs/results/rows -o docs/results/learned.md` makes the tables and the plot of them,
+`python -m experiments.filters merge docs/results/rows -o PAGES` one page of all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import cv2
 import numpy as np
 import torch
 
-import audit  # before the others: it does without PyAV where there is none
+from experiments import filters
 from veil.apps.train import train
 from veil.audit import videos as footage
 from veil.audit.recognition import Recognizer
@@ -124,7 +124,7 @@ class Difference(Anonymizer):
 
 
 FIXED: dict[str, Anonymizer] = {"difference and downsample 16x": Difference()}
-SUITE: Suite = replace(audit.SUITE, uses=(audit.SUITE.uses[0], Recognizer("kernel", "clips")))
+SUITE: Suite = replace(filters.SUITE, uses=(filters.SUITE.uses[0], Recognizer("kernel", "clips")))
 OTHER_USES = tuple(Recognizer(net, "clips") for net in ("r2plus1d_18", "x3d_s", "mvit_v2_s"))
 OTHER_ATTACKERS = (
     *(Recognizer(net, "frames") for net in ("resnet50", "resnet101", "vit_b_16")),
@@ -138,7 +138,7 @@ Task = tuple[str, str, int]  # protocol, row, seed
 
 
 def file_name(protocol: str, name: str, seed: int) -> str:
-    return f"{protocol}.{audit.slug(name)}.{seed}.json"
+    return f"{protocol}.{filters.slug(name)}.{seed}.json"
 
 
 def base_of(protocol: str) -> str:
@@ -219,7 +219,7 @@ def work(
 
 def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: argparse.Namespace) -> None:
     """Train a row and judge it."""
-    anonymizer, command, spent = None, "python bench/audit.py table DATA -o DIR", 0.0
+    anonymizer, command, spent = None, "python -m experiments.filters table DATA -o DIR", 0.0
     if name in FIXED:
         anonymizer = FIXED[name]
     elif name != "raw":
@@ -265,7 +265,7 @@ def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: a
         suite = replace(suite, knows=("raw", "adapted"))
     began = time.monotonic()
     if given.tiny:
-        suite = audit.tiny(suite)
+        suite = filters.tiny(suite)
     (result,) = judge(
         {name: anonymizer},
         data,
@@ -324,9 +324,9 @@ def often(dataset: Dataset) -> Dataset:
 def table(given: argparse.Namespace) -> None:
     given.output.mkdir(parents=True, exist_ok=True)
     given.begun = time.monotonic()
-    found = audit.datasets(given.data)
+    found = filters.datasets(given.data)
     data = {
-        name: Data(audit.held(one.use), audit.held(one.private) if one.private else None)
+        name: Data(filters.held(one.use), filters.held(one.private) if one.private else None)
         for name, one in found.items()
         if name in given.protocols.split(",")
     }
@@ -370,7 +370,7 @@ def length(root: Path) -> None:
     """What no change of pictures hides: who is found by trees that know a video's action and how long it is."""
     from sklearn.ensemble import ExtraTreesClassifier
 
-    dataset = audit.held(audit.datasets(root)["utd-mhad"].use)
+    dataset = filters.held(filters.datasets(root)["utd-mhad"].use)
     known = {split: dataset.split(split) for split in ("train", "test")}
     told = {
         split: np.array([[*np.eye(len(dataset.actions))[s.action], len(dataset.frames(s))] for s in samples])

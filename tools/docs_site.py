@@ -1,7 +1,7 @@
 """The documentation site: docs/*.md, filled with what the code and the measured rows say, built by zensical and checked.
 
-    python bench/docs_site.py -o site            build; ends with an error on a broken link, page or mark
-    python bench/docs_site.py -o site --serve    and show it at http://127.0.0.1:8000
+    python -m tools.docs_site -o site            build; ends with an error on a broken link, page or mark
+    python -m tools.docs_site -o site --serve    and show it at http://127.0.0.1:8000
 
 The pages are plain Markdown that can be read where the code is hosted. Marks in them are filled in a copy, when the
 site is built, so that no number, parameter or line of code is written down twice::
@@ -52,7 +52,7 @@ class Broken(Exception):
 
 def measured(root: Path, names: str) -> str:
     """A table for each protocol under which one of the methods was judged."""
-    import learned_report as report
+    from experiments import learned_report as report
 
     wanted, rows = _named(names), root / "docs" / "results" / "rows"
     known = {name for names in (*report.PROTOCOLS.values(), *report.GROUPS.values()) for name in names}
@@ -98,7 +98,7 @@ TITLES = {
 
 def measured_features(root: Path, names: str) -> str:
     """The table of features, of some rows."""
-    import splavu
+    from experiments import splavu
 
     wanted, rows = _named(names), splavu.read_rows(root / "docs" / "results" / "latents")
     if strange := [name for name in wanted if name not in splavu.ROWS]:
@@ -116,7 +116,7 @@ def measured_features(root: Path, names: str) -> str:
 
 def protocol(root: Path, name: str) -> str:
     """How large a protocol is, what chance and raw video give, and how much was judged."""
-    import learned_report as report
+    from experiments import learned_report as report
 
     rows = root / "docs" / "results" / "rows"
     raw = report.read(rows, name, ["raw"])
@@ -376,7 +376,7 @@ def build(root: Path, output: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="veil-docs-") as name:
         folder = Path(name)
         stage(root, folder)
-        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         done = subprocess.run(
             [sys.executable, "-m", "zensical", "build", "--strict"],
             cwd=folder,

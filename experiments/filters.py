@@ -1,15 +1,15 @@
 """The table of filters on real data: what each keeps and what it leaks, against the audit's attackers.
 
-    python bench/audit.py regions DATA -o regions.npz     where people are, found once (needs the YOLOX weights)
-    python bench/audit.py parts DATA -o parts.npz --weights parts.safetensors      what the part network says of each frame
-    python bench/audit.py table DATA -o DIR --regions regions.npz --parts parts.npz [--seconds 500]
-    python bench/audit.py merge DIR -o docs/results       one table of all rows in DIR
+    python -m experiments.filters regions DATA -o regions.npz     where people are, found once (needs the YOLOX weights)
+    python -m experiments.filters parts DATA -o parts.npz --weights parts.safetensors      what the part network says of each frame
+    python -m experiments.filters table DATA -o DIR --regions regions.npz --parts parts.npz [--seconds 500]
+    python -m experiments.filters merge DIR -o docs/results       one table of all rows in DIR
 
 DATA holds `utd_mhad_depth` (actions against the identity of 8 people) and `ucf_sports` with `utkface` (actions of the
 one against gender, race and age of the other). Every method and seed is a task; several are done at once, raw video
 first; each finished task is one file in DIR, and tasks that are there are not done again. So the table can be
-made in several sittings, and on a GPU machine that has neither PyAV nor onnxruntime: videos are decoded by
-OpenCV there, people are where `regions` found them, and the part network's answers are those that `parts` wrote there.
+made in several sittings, and on a GPU machine without onnxruntime: people are where `regions` found them, and the part
+network's answers are those that `parts` wrote there.
 """
 
 from __future__ import annotations
@@ -27,29 +27,11 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-
-try:
-    import av  # noqa: F401
-except ImportError:
-    parts = (
-        "",
-        ".audio",
-        ".audio.stream",
-        ".codec",
-        ".codec.context",
-        ".error",
-        ".packet",
-        ".stream",
-        ".logging",
-    )
-    for part in (*parts, ".video", ".video.frame", ".video.reformatter", ".video.stream"):
-        sys.modules[f"av{part}"] = MagicMock()  # nothing here opens a file with it
 
 from veil.audit.experiment import merged
 from veil.audit.recognition import Effort, Recognizer
@@ -330,7 +312,7 @@ def work(worker: int, tasks: list[Task], taken, data: dict[str, Data], given: ar
             seeds=[seed],
             device=given.device,
             keep=given.keep,
-            command="python bench/audit.py table DATA -o DIR --regions regions.npz",
+            command="python -m experiments.filters table DATA -o DIR --regions regions.npz",
         )
         save(result, path.with_suffix(".part"))
         path.with_suffix(".part").replace(path)

@@ -1,0 +1,94 @@
+"""What the part network finds: the table of docs/parts.md.
+
+    python -m experiments.parts DATA [--weights FILE]     .safetensors (torch) or .onnx (as shipped)
+
+DATA is the folder with manifest.csv and parts.zip. Thresholds are chosen on the validation split; all numbers are of the
+test split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from veil.people import part_network as partnet
+from veil.people.parts import GROUPS, SHIPPED, Parts
+
+
+def number(value: float | None) -> str:
+    return "  –  " if value is None else f"{value:.3f}"
+
+
+def line(numbers: dict[str, Any]) -> str:
+    told = (f"{key} {number(numbers[key])}" for key in ("person", "face", "background_hidden"))
+    overlaps = " ".join(f"{part} {value:.2f}" for part, value in numbers["iou"].items())
+    return f"{', '.join(told)}; threshold {numbers['groups']['person']['threshold']}; IoU {overlaps}"
+
+
+def tell(sources: dict[str, dict[str, Any]]) -> None:
+    """A line for each source, and one for each group of parts."""
+    for source, numbers in sources.items():
+        told = "  ".join(f"{key} {number(numbers[key])}" for key in ("person", "face", "background_hidden"))
+        print(f"{source:12s} {told}")
+    for group, numbers in sources["all"]["groups"].items():
+        told = "  ".join(f"{key} {number(value)}" for key, value in numbers.items())
+        print(f"map of {group:8s} {told}")
+    print(line(sources["all"]), flush=True)
+
+
+def tallied_as_shipped(parts: Parts, shots: partnet.Shots) -> dict[str, partnet.Tally]:
+    """The same as `partnet.tallied`, image by image on the path that a video takes, at the images' own size."""
+    found = {source: partnet.Tally() for source in (*sorted({*shots.sources}), "all")}
+    for index, source in enumerate(shots.sources):
+        height, width = shots.sizes[index].tolist()
+        image = np.ascontiguousarray(shots.images[index, :, :height, :width].permute(1, 2, 0).numpy())
+        said = torch.from_numpy(parts(image))[None]
+        said = F.interpolate(said, (height, width), mode="bilinear")
+        for name in (source, "all"):
+            found[name].add(said, shots.labels[index, :height, :width][None])
+    return found
+
+
+def measure(data: Path, weights: Path, out: Path | None, device: str) -> None:
+    shots = partnet.read_parts(data, ("val", "test"))
+    if weights.suffix == ".onnx":
+        parts = Parts(weights)
+        val, test = (tallied_as_shipped(parts, shots[split]) for split in ("val", "test"))
+        thresholds = parts.thresholds
+    else:
+        net, _ = partnet.load_net(weights)
+        net = net.to(device)
+        val, test = (partnet.tallied(net, shots[split].to(device)) for split in ("val", "test"))
+        thresholds = val["all"].thresholds()
+    print(f"thresholds {thresholds}; the validation split would choose {val['all'].thresholds()}")
+    found = {name: tally.summary(thresholds) for name, tally in test.items()}
+    print("person threshold   person   face   background hidden (test)")
+    for at in (*(level / 10 for level in range(1, 10)), thresholds["person"]):
+        shares = [test["all"].hidden("person", rows, at) for rows in (partnet.PEOPLE, GROUPS["face"], (0,))]
+        print(f"{at:16.2f}   {'   '.join(f'{share:.3f}' for share in shares)}")
+    tell(found)
+    if out:
+        told = {"weights": weights.name, "thresholds": thresholds, "test": found}
+        out.write_text(json.dumps(told, indent=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--weights", type=Path, default=SHIPPED)
+    parser.add_argument("-o", "--out", type=Path, help="a JSON file")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    given = parser.parse_args()
+    measure(given.data, given.weights, given.out, given.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,595 @@
+"""SPLAVU's tables on data that runs here: the synthetic world with all its tasks, and UTD-MHAD depth.
+
+    python -m experiments.splavu banks -o BANKS [--data DATA] [--weights encoder.safetensors]     features, once
+    python -m experiments.splavu table BANKS -o docs/results/latents [--seeds 0,1,2] [--only "ours;paper"] [--jobs 8]
+    python -m experiments.splavu report docs/results/latents -o docs/results/splavu.md
+
+`banks` makes features with the built-in encoder; of UTD-MHAD, also with a network that was trained for its actions; and with one that was
+trained for the actions of biased videos, features of these and of even ones. A row of the table is an adapter that is made of the training
+videos, judged as `veil.audit.latents` says: what is useful and what is private is learned anew from what it leaves, chosen on validation
+videos and scored on test videos. Files that are there are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from experiments import filters
+from veil.apps.train import train
+from veil.audit import latents
+from veil.data import Dataset, Sample, read
+from veil.data.synthetic import painted_on
+from veil.features import encoders
+from veil.features.adapter import Adapter, anonymized
+from veil.features.bank import Bank, extract
+from veil.features.splavu import SPLAVU, trained_on
+from veil.metrics import hypervolume, rank1
+from veil.training import config
+from veil.training.fit import fit
+
+# videos, frames from clip to clip, static clips
+KINDS: dict[str, tuple[int, int | None, int]] = {
+    "clips": (1920, None, 10),
+    "untrimmed": (240, 4, 0),
+    "surveillance": (240, 8, 0),
+    "bias": (1920, None, 0),
+    "gait": (1600, None, 0),
+}
+TINY = {"clips": 160, "untrimmed": 10, "surveillance": 20, "bias": 120, "gait": 200}
+WORLD = "synthetic"
+UTD = ("utd-mhad", "utd-mhad-trained")  # the built-in encoder, and one trained for its actions
+BIAS = "bias-trained"  # features of one that was trained for the actions of biased videos: of these, and
+EVEN = "clips-trained"  # of even ones, with which the adapter is trained
+SMALL = {
+    "detector": {"width": 128, "hidden": 192, "levels": 4, "bins": 8},
+    "watcher": {"widths": [64, 64, 128], "depths": [1, 1, 1]},
+    "detection_batch": 4,
+    "pairs": 256,
+}
+TASKS = ("action", "detection", "anomaly")
+
+
+@dataclass(frozen=True)
+class Row:
+    """How an adapter is trained."""
+
+    preset: str = "ours"
+    sets: dict[str, Any] | None = None
+    tasks: tuple[str, ...] = TASKS
+    main: bool = False  # every protocol and seed; otherwise the synthetic world's first seed
+
+
+FIXED = {"warming": 1, "neighbours": 0, "keep": "none"}  # no network
+MOVES = {**FIXED, "erase": "looks"}
+ROWS: dict[str, Row] = {
+    "paper": Row("paper", main=True),
+    "LEACE of identity": Row(sets={**FIXED, "erase": "identity"}, main=True),
+    "what moves, 24": Row(sets={**MOVES, "keep": 24}, main=True),
+    "what moves, 16, k-same": Row(sets={**MOVES, "keep": 16, "neighbours": 16}, main=True),
+    "what moves, 32, k-same": Row(sets={**MOVES, "keep": 32, "neighbours": 16}, main=True),
+    "what tells": Row(sets=FIXED, main=True),
+    "what tells, 20": Row(sets={**FIXED, "keep": 20}, main=True),
+    "what tells, 16": Row(sets={**FIXED, "keep": 16}, main=True),
+    "ours": Row(main=True),
+    "match": Row("match", main=True),
+    "what tells, k-same": Row(sets={**FIXED, "neighbours": 16}),
+    **{f"what tells, {k}": Row(sets={**FIXED, "keep": k}) for k in (4, 8, 12)},
+    "what tells, action only": Row(sets=FIXED, tasks=("action",)),
+    "match, without budget": Row("match", {"budget": "none"}),
+    "match, without consistency": Row("match", {"consistency": 0.0}),
+    "match, action only": Row("match", tasks=("action",)),
+    "match, budget 10": Row("match", {"budget_weight": 10.0}),
+    "match, MLP": Row("match", {"net": "mlp"}),
+    "match, what moves": Row("match", {"erase": "looks"}),
+    "match, nothing erased": Row("match", {"erase": "none"}),
+    "match, nothing erased, budget 10": Row("match", {"erase": "none", "budget_weight": 10.0}),
+    "what moves, 24, k-same": Row(sets={**MOVES, "keep": 24, "neighbours": 16}),
+    **{f"what moves, {k}": Row(sets={**MOVES, "keep": k}) for k in (16, 32, 64)},
+    "what moves, 64, k-same": Row(sets={**MOVES, "keep": 64, "neighbours": 16}),
+    "LEACE of stills": Row(sets={**FIXED, "erase": "stills", "rank": 64}),
+    "LEACE of attributes": Row(sets={**FIXED, "erase": "attributes"}),
+    "paper, without consistency": Row("paper", {"consistency": 0.0}),
+    "paper, without budget": Row("paper", {"budget": "none"}),
+    "paper, without tasks": Row("paper", {"task_weight": 0.0}),
+    "paper, action only": Row("paper", tasks=("action",)),
+    "paper, action and detection": Row("paper", tasks=("action", "detection")),
+    "paper, action and anomaly": Row("paper", tasks=("action", "anomaly")),
+    "paper, action only, without consistency": Row("paper", {"consistency": 0.0}, tasks=("action",)),
+    **{
+        f"paper, action only, consistency {w}": Row("paper", {"consistency": float(w)}, tasks=("action",))
+        for w in (1, 1000, 10)
+    },
+    **{f"paper, action only, {n} heads": Row("paper", {"heads": n}, tasks=("action",)) for n in (4, 16)},
+    **{f"paper, budget {w}": Row("paper", {"budget_weight": float(w)}) for w in (10, 100)},
+    "paper, MLP": Row("paper", {"net": "mlp"}),
+    "paper, 1 layer": Row("paper", {"layers": 1}),
+    "paper, 5 layers": Row("paper", {"layers": 5}),
+    "as released": Row("released"),
+}
+
+
+# Features
+
+
+def world(kind: str, size: int, given: argparse.Namespace) -> Dataset:
+    """The synthetic world, painted on the device."""
+    count, device = TINY[kind] if given.tiny else KINDS[kind][0], given.device
+    return painted_on(read("synthetic", None, kind=kind, count=count, size=size), device, size=size)
+
+
+def dataset_of(name: str, given: argparse.Namespace, count: int | None = None) -> Dataset:
+    """By a bank's name: what is known of its videos."""
+    if name in UTD:
+        return read("utd-mhad", given.data / "utd_mhad_depth")
+    return read("synthetic", None, kind=name.removesuffix("-trained"), count=count, size=56)
+
+
+def banks(given: argparse.Namespace) -> None:
+    given.output.mkdir(parents=True, exist_ok=True)
+    encoder = encoders.make("veil", given.weights, given.device)
+    begun = time.monotonic()
+    for kind, (_, stride, stills) in KINDS.items():
+        path = given.output / f"{kind}.safetensors"
+        if not path.exists():
+            dataset = world(kind, encoder.size, given)
+            save_bank(
+                extract(dataset, encoder, stride=stride, stills=stills, batch=512, device=given.device), path
+            )
+            if kind == "clips":
+                assert dataset.batch is not None
+                middle = [f[len(f) // 2] for some in _chunks(dataset.samples) for f in dataset.batch(some)]
+                save_pictures(np.stack(middle), given.output / "clips.pictures.safetensors")
+        print(f"{time.monotonic() - begun:5.0f} s {kind}", flush=True)
+    if not (given.output / f"{BIAS}.safetensors").exists():
+        made = action_encoder("bias", world("bias", 56, given), 56, given)
+        for name, stills in ((EVEN, 10), (BIAS, 0)):
+            dataset = world(name.removesuffix("-trained"), 56, given)
+            bank = extract(dataset, made, stills=stills, batch=512, device=given.device)
+            save_bank(bank, given.output / f"{name}.safetensors")
+    print(f"{time.monotonic() - begun:5.0f} s {BIAS}", flush=True)
+    if given.data is None:
+        return
+    dataset = filters.held(read("utd-mhad", given.data / "utd_mhad_depth"))
+    for name in UTD:
+        path = given.output / f"{name}.safetensors"
+        if path.exists():
+            continue
+        made = encoder if name == UTD[0] else action_encoder("utd-mhad", dataset, 112, given)
+        save_bank(extract(dataset, made, stride=8, stills=10, batch=256, device=given.device), path)
+        print(f"{time.monotonic() - begun:5.0f} s {name}", flush=True)
+
+
+def _chunks(samples: Sequence[Sample], size: int = 64) -> list[Sequence[Sample]]:
+    return [samples[place : place + size] for place in range(0, len(samples), size)]
+
+
+def action_encoder(name: str, dataset: Dataset, size: int, given: argparse.Namespace) -> encoders.Encoder:
+    """A network that was trained for the actions of raw videos."""
+    from veil.apps import train as training
+
+    training.read_data = lambda *_, **__: dataset  # decoded once
+    run = given.output / f"recognizer-{name}"
+    if not (run / "weights.safetensors").exists():
+        steps = 4 if given.tiny else 900
+        sets = (f"size={size}", "frames=16", "length=16", f"steps={steps}")
+        recipe = given.output / "recognize.toml"
+        recipe.write_text('method = "recognize"\nnet = "small3d"\ndata = "synthetic"\n')
+        train(recipe, run, sets=sets, device=given.device)
+    return encoders.make(run, device=given.device)
+
+
+def save_bank(bank: Bank, path: Path) -> None:
+    tensors = {
+        "clips": bank.clips.half(),
+        "counts": bank.counts,
+        "starts": bank.starts,
+        "seconds": bank.seconds,
+        "stills": bank.stills.half(),
+    }
+    about = {"encoder": bank.encoder, "fingerprint": bank.fingerprint, "length": str(bank.length)}
+    part = path.with_suffix(".part")
+    save_file({name: value.contiguous() for name, value in tensors.items()}, part, metadata=about)
+    part.replace(path)
+
+
+def save_pictures(frames: np.ndarray, path: Path) -> None:
+    small = torch.nn.functional.interpolate(
+        torch.from_numpy(frames).permute(0, 3, 1, 2).float(), (32, 32), mode="area"
+    )
+    save_file({"pictures": small.round().byte().contiguous()}, path)
+
+
+def load_bank(name: str, given: argparse.Namespace) -> Bank:
+    path = given.banks / f"{name}.safetensors"
+    tensors = {
+        key: value.float() if value.dtype == torch.half else value for key, value in load_file(path).items()
+    }
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    dataset = dataset_of(name, given, len(tensors["counts"]))
+    return Bank(
+        encoder=about["encoder"],
+        fingerprint=about["fingerprint"],
+        length=float(about["length"]),
+        samples=tuple(dataset.samples),
+        actions=dataset.actions,
+        attributes=dataset.attributes,
+        identities=dataset.identities,
+        **tensors,
+    )
+
+
+# The table
+
+
+def recipe_of(row: Row, protocol: str, seed: int, tiny: bool) -> SPLAVU:
+    """The recipe of a row; its sources are banks that are at hand."""
+    here = (
+        {name: {"data": "synthetic"} for name in row.tasks}
+        if protocol == WORLD
+        else {"action": {"data": "synthetic"}}
+    )
+    plain = {**SMALL, **SPLAVU.PRESETS[row.preset], **here, "seed": seed, **(row.sets or {})}
+    if tiny:
+        plain |= {key: min(plain.get(key, 4), 4) for key in ("drawing", "warming", "playing")}
+    return config.checked(plain, SPLAVU)
+
+
+def made(row: Row, protocol: str, seed: int, bank: dict[str, Bank], given: argparse.Namespace) -> Adapter:
+    """Train the adapter of a row."""
+    recipe = recipe_of(row, protocol, seed, given.tiny)
+    names = {"action": main_bank(protocol), "detection": "untrimmed", "anomaly": "surveillance"}
+    use = {name: bank[names[name]] for name in recipe.sources()}
+    device = torch.device(given.device)
+    training = trained_on(recipe, {name: one.to("cpu") for name, one in use.items()}, device)
+    for _ in fit(training.game, map(training.batch, range(recipe.steps))):
+        pass
+    weights = {name: value.detach().clone() for name, value in training.weights().items()}
+    adapter = recipe.adapter(len(weights["mean"])).to(device)
+    adapter.fill(weights)
+    return adapter.eval().requires_grad_(False)
+
+
+def main_bank(protocol: str) -> str:
+    """The bank whose videos show one action each."""
+    return {WORLD: "clips", BIAS: EVEN}.get(protocol, protocol)
+
+
+def judge(
+    protocol: str, bank: dict[str, Bank], raw: dict[str, Bank] | None, seed: int, given: argparse.Namespace
+) -> dict[str, Any]:
+    """All that is asked of features; ``raw``: those before anonymization."""
+    effort = latents.Effort(steps=20, turns=4) if given.tiny else latents.Effort(turns=300)
+    out: dict[str, Any] = {}
+
+    def put(name: str, score: Any) -> None:
+        out[name] = {"value": round(float(score.value), 4), "n": score.n, "chance": score.chance}
+
+    main = bank[main_bank(protocol)]
+    parts = [main.split(name) for name in ("train", "val", "test")]
+    told = latents.probed("linear", "action", *parts, seed=seed, effort=effort)
+    put("use action", told.score)
+    out["use action"]["validation"] = round(told.val, 4)  # by which a keep is chosen
+    if protocol == WORLD:
+        for name, task in (("untrimmed", latents.detected), ("surveillance", latents.watched)):
+            use = "detection" if name == "untrimmed" else "anomaly"
+            split = [bank[name].split(part) for part in ("train", "val", "test")]
+            put(f"use {use}", task(*split, seed=seed, effort=effort).score)
+    targets = ("identity",) if protocol in UTD else ("identity", "attributes")
+    for target in targets:
+        for probe in latents.PROBES:
+            put(
+                f"leak {target} {probe}",
+                latents.probed(probe, target, *parts, seed=seed, effort=effort).score,
+            )
+        if raw is not None:
+            before = raw[main_bank(protocol)]
+            known = [before.split("train"), before.split("val"), parts[2]]
+            put(
+                f"leak {target} raw-trained",
+                latents.probed("mlp", target, *known, seed=seed, effort=effort).score,
+            )
+    if protocol in UTD:
+        return out
+    split = [bank["bias" if protocol == WORLD else BIAS].split(part) for part in ("train", "val", "test")]
+    accuracy, gap, groups = latents.gap(split[0], split[1], split[2], "gender", seed=seed, effort=effort)
+    put("bias accuracy", accuracy)
+    put("bias gap", gap)
+    for name, score in groups.items():
+        put(f"bias {name}", score)
+    if protocol == BIAS:
+        return out
+    put("leak gait rank-1", latents.walked(bank["gait"]))
+    put("leak gait rank-1 across views", latents.walked(bank["gait"], across_views=True))
+    for target in ("action", "identity"):
+        put(f"search {target}", nearest(main, target))
+    pictures = load_file(given.banks / "clips.pictures.safetensors")["pictures"].float().div(255)
+    rows = {
+        name: [i for i, s in enumerate(main.samples) if s.split == name] for name in ("train", "val", "test")
+    }
+    drawn, own = latents.inverted(
+        parts[0], pictures[rows["train"]], parts[1:], seed=seed, steps=20 if given.tiny else 500
+    )
+    truths = [part.truth("identity") for part in parts]
+    put("leak identity inversion", latents.seen_in([own, *drawn], truths, parts).score)
+    return out
+
+
+def nearest(bank: Bank, target: str) -> Any:
+    """Search: whether the most alike training video has the same label as a test video."""
+    vectors = ((bank.clips * bank.mask[..., None]).sum(1) / bank.counts[:, None]).double().cpu().numpy()
+    split = np.array([sample.split for sample in bank.samples])
+    truth = bank.truth(target).cpu().numpy()
+    probe, shelf = split == "test", split == "train"
+    return rank1(vectors[probe], truth[probe], vectors[shelf], truth[shelf])
+
+
+def work(worker: int, tasks: list[tuple[str, str, int]], taken: Any, given: argparse.Namespace) -> None:
+    torch.set_num_threads(1 if given.jobs > 1 else torch.get_num_threads())
+    held: dict[str, dict[str, Bank]] = {}
+    longest = 0.0
+    while True:
+        with taken.get_lock():
+            number = taken.value
+            taken.value += 1
+        if number >= len(tasks) or time.monotonic() + longest - given.begun > given.seconds:
+            return
+        protocol, name, seed = tasks[number]
+        path = given.output / f"{protocol}.{filters.slug(name)}.{seed}.json"
+        if path.exists():
+            continue
+        begun = time.monotonic()
+        if protocol not in held:
+            names = {WORLD: list(KINDS), BIAS: [EVEN, BIAS]}.get(protocol, [protocol])
+            held[protocol] = {one: load_bank(one, given).to(given.device) for one in names}
+        bank = held[protocol]
+        try:
+            if name == "raw":
+                found = judge(protocol, bank, None, seed, given)
+                spent = 0.0
+            else:
+                adapter = made(ROWS[name], protocol, seed, bank, given)
+                spent = time.monotonic() - begun
+                after = {one: anonymized(adapter, held_bank) for one, held_bank in bank.items()}
+                found = judge(protocol, after, bank, seed, given)
+                moved = [
+                    (after[one].clips - bank[one].clips).square().mean() / bank[one].clips.var()
+                    for one in bank
+                ]
+                found["moved"] = {"value": round(float(torch.stack(moved).mean()), 4)}
+        except Exception as error:
+            print(f"FAILED {protocol} {name} {seed}: {type(error).__name__}: {error}", flush=True)
+            continue
+        about = {
+            "protocol": protocol,
+            "name": name,
+            "seed": seed,
+            "training seconds": round(spent, 1),
+            "found": found,
+        }
+        path.with_suffix(".part").write_text(json.dumps(about, indent=1))
+        path.with_suffix(".part").replace(path)
+        longest = max(longest, time.monotonic() - begun)
+        brief = {key: value["value"] for key, value in found.items() if key.startswith(("use", "leak i"))}
+        print(
+            f"{begun - given.begun:5.0f} s +{time.monotonic() - begun:4.0f} s [{worker}] {path.stem} {brief}",
+            flush=True,
+        )
+
+
+def table(given: argparse.Namespace) -> None:
+    given.output.mkdir(parents=True, exist_ok=True)
+    given.begun = time.monotonic()
+    only = given.only.split(";") if given.only else None
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    every = (WORLD, BIAS, *UTD)
+    there = [name for name in every if (given.banks / f"{main_bank(name)}.safetensors").exists()]
+    if given.protocols:
+        there = [name for name in there if name in given.protocols.split(",")]
+    wanted: list[tuple[str, str, int]] = []
+    for side in (False, True):
+        for seed in seeds:
+            for protocol in there:
+                for name in ("raw", *ROWS):
+                    main = name == "raw" or ROWS[name].main
+                    if (
+                        (only is None or name in only)
+                        and main != side
+                        and (main or (seed == seeds[0] and protocol == WORLD))
+                    ):
+                        wanted.append((protocol, name, seed))
+    wanted = [t for t in wanted if not (given.output / f"{t[0]}.{filters.slug(t[1])}.{t[2]}.json").exists()]
+    if given.jobs == 1:
+        work(0, wanted, multiprocessing.Value("i", 0), given)
+        return
+    context = multiprocessing.get_context("spawn")
+    taken = context.Value("i", 0)
+    workers = [context.Process(target=work, args=(i, wanted, taken, given)) for i in range(given.jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+# What it says
+
+
+MARK = "<!-- {} -->"
+USES = {"use action": "action", "use detection": "detection", "use anomaly": "anomaly"}
+
+
+def read_rows(folder: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        one = json.loads(path.read_text())
+        rows.setdefault((one["protocol"], one["name"]), []).append(one)
+    return rows
+
+
+def strongest(found: dict[str, Any], target: str) -> float:
+    return max(value["value"] for key, value in found.items() if key.startswith(f"leak {target}"))
+
+
+def spread(values: Sequence[float]) -> str:
+    mean = f"{np.mean(values):.3f}".removeprefix("0")
+    if len(values) == 1:
+        return mean
+    least, most = (f"{value:.3f}".removeprefix("0") for value in (min(values), max(values)))
+    return f"{mean} [{least}–{most}]"
+
+
+def once(key: str) -> str:
+    """An earlier way to measure a use: by one network instead of the best of three on validation videos."""
+    return f"{key} once"
+
+
+def used(found: Sequence[dict[str, Any]], key: str) -> tuple[list[float], bool]:
+    """A use in each seed, and whether it was measured in the earlier way."""
+    early = not all(key in one for one in found)
+    return [one[once(key) if early else key]["value"] for one in found], early
+
+
+def change(found: Sequence[dict[str, Any]], raw: Sequence[dict[str, Any]], key: str) -> float:
+    """The relative change of a use, of two that were measured in the same way."""
+    values, early = used(found, key)
+    before = [one[once(key) if early else key]["value"] for one in raw]
+    return float(np.mean(values) / np.mean(before) - 1)
+
+
+def gone(found: Sequence[dict[str, Any]], raw: Sequence[dict[str, Any]], target: str) -> float:
+    """The share of what is known above chance in raw features that is gone."""
+    before = float(np.mean([strongest(one, target) for one in raw]))
+    chance = next(value["chance"] for key, value in raw[0].items() if key.startswith(f"leak {target}"))
+    return float(1 - (np.mean([strongest(one, target) for one in found]) - chance) / (before - chance))
+
+
+def told(raw: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The uses and the targets of a protocol."""
+    uses = [key for key in USES if key in raw or once(key) in raw]
+    return uses, [t for t in ("identity", "attributes") if any(k.startswith(f"leak {t}") for k in raw)]
+
+
+def table_of(rows: dict[tuple[str, str], list[dict[str, Any]]], protocol: str, names: Sequence[str]) -> str:
+    """One line a row: what is left of each use and of what is private, and how much of the excess leakage is gone."""
+    raw = [one["found"] for one in rows[protocol, "raw"]]
+    uses, targets = told(raw[0])
+    extra = {
+        "leak gait rank-1": "gait", "search action": "search action", "search identity": "search identity",
+    } if protocol == WORLD else {"bias accuracy": "biased action", "bias gap": "gap"} if protocol == BIAS else {}  # fmt: skip
+    head = ["features", *(USES[key] for key in uses)]
+    for target in targets:
+        head += [f"{target}, strongest", "excess gone"]
+    head += [*extra.values(), "worst use", "seeds", "trained in"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for name in names:
+        found = [one["found"] for one in rows.get((protocol, name), [])]
+        if not found:
+            continue
+        cells = [name]
+        for key in uses:
+            values, early = used(found, key)
+            cells.append(f"({spread(values)})" if early else spread(values))
+        for target in targets:
+            left = [strongest(one, target) for one in found]
+            cells += [spread(left), "" if name == "raw" else f"{100 * gone(found, raw, target):.0f} %"]
+        cells += [spread([one[key]["value"] for one in found]) for key in extra]
+        seconds = [one["training seconds"] for one in rows[protocol, name]]
+        took = f"{min(seconds):.0f}–{max(seconds):.0f} s" if len(seconds) > 1 else f"{seconds[0]:.0f} s"
+        worst = min(change(found, raw, key) for key in uses)
+        cells += [
+            "" if name == "raw" else f"{100 * worst:+.1f} %",
+            str(len(found)),
+            "" if name == "raw" else took,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+FAMILIES = ("paper", "what moves", "what tells", "match")
+
+
+def curves(rows: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
+    """For each family of rows: what its best trade-offs enclose, between raw features and a perfect adapter."""
+    raw = [one["found"] for one in rows[WORLD, "raw"]]
+    uses, _ = told(raw[0])
+    lines = ["| family | rows | hypervolume, identity | hypervolume, attributes |", "|---|---:|---:|---:|"]
+    for family in FAMILIES:
+        names = [n for p, n in rows if p == WORLD and (n == family or n.startswith(f"{family},"))]
+        names += ["ours"] if family == "what tells" else []
+        found = {name: [one["found"] for one in rows[WORLD, name]] for name in names}
+        cells = []
+        for target in ("identity", "attributes"):
+            chance = next(v["chance"] for key, v in raw[0].items() if key.startswith(f"leak {target}"))
+            kept = [min(1.0, 1 + min(change(f, raw, key) for key in uses)) for f in found.values()]
+            left = [float(np.mean([strongest(one, target) for one in f])) for f in found.values()]
+            whole = float(np.mean([strongest(one, target) for one in raw]))
+            volume = hypervolume(kept, left, leakage_range=(chance, whole))
+            cells.append(f"{volume.value:.3f}".removeprefix("0"))
+        lines.append("| " + " | ".join([family, str(len(names)), *cells]) + " |")
+    return "\n".join(lines)
+
+
+def report(given: argparse.Namespace) -> None:
+    """Fill the marked blocks of a page with what the rows say."""
+    rows, text = read_rows(given.rows), given.output.read_text()
+    for protocol in sorted({protocol for protocol, _ in rows}):
+        names = ["raw", *(name for name, row in ROWS.items() if row.main or protocol == WORLD)]
+        begin, end = MARK.format(protocol), MARK.format("end")
+        if begin not in text:
+            continue
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        missing = [name for name in names if (protocol, name) not in rows]
+        note = f"\n\nNot run yet: {'; '.join(missing)}." if missing else ""
+        text = f"{before}{begin}\n{table_of(rows, protocol, names)}{note}\n{end}{after}"
+    before, _, rest = text.partition(MARK.format("curves"))
+    if rest:
+        _, _, after = rest.partition(MARK.format("end"))
+        text = f"{before}{MARK.format('curves')}\n{curves(rows)}\n{MARK.format('end')}{after}"
+    given.output.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    one = verbs.add_parser("banks")
+    one.add_argument("-o", "--output", type=Path, required=True)
+    one.add_argument("--weights", type=Path, help="of the built-in encoder, if not those in the package")
+    two = verbs.add_parser("table")
+    two.add_argument("banks", type=Path)
+    two.add_argument("-o", "--output", type=Path, required=True)
+    two.add_argument("--only", help="rows, with ; between")
+    two.add_argument("--seeds", default="0,1,2")
+    two.add_argument(
+        "--protocols",
+        help="of synthetic, bias-trained, utd-mhad, utd-mhad-trained; all whose features are there",
+    )
+    two.add_argument("--jobs", type=int, default=8)
+    two.add_argument("--seconds", type=float, default=1e9, help="take no task that may end later")
+    three = verbs.add_parser("report")
+    three.add_argument("rows", type=Path)
+    three.add_argument("-o", "--output", type=Path, required=True, help="a page with marked blocks")
+    for verb in (one, two):
+        verb.add_argument("--data", type=Path, help="folder that holds utd_mhad_depth")
+        verb.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+        verb.add_argument("--tiny", action="store_true", help="to see that it runs")
+    given = parser.parse_args()
+    {"banks": banks, "table": table, "report": report}[given.verb](given)
+
+
+if __name__ == "__main__":
+    main()
