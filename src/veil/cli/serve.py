@@ -43,8 +43,8 @@ def serve(
     at_once
         Videos that are worked on at the same time; others wait.
     """
-    from veil.apps.serve.app import read_password
-    from veil.apps.serve.app import serve as run_server
+    from veil.apps.serve.server import read_password
+    from veil.apps.serve.server import serve as run_server
     from veil.apps.serve.uploads import Limits
 
     limits = Limits(
@@ -57,6 +57,6 @@ def serve(
         certificate=Path(certificate) if certificate else None,
         key=Path(key) if key else None,
         limits=limits,
-        say=print_result,
+        log=print_result,
     )
     return 0

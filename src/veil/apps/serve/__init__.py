@@ -1,2 +1,1 @@
-"""The web page: `uploads` and `jobs` (what visitors bring, and the processes that work on it), `work` (one such process),
-`app` (the server), and the page itself (`page.html`, `page.css`, `page.js`)."""
+"""The web app: uploads and jobs of visitors, the processes that work on them, the server, and the page itself."""

@@ -1,15 +1,15 @@
-"""Jobs: each in a process of its own, queued with a bound, and gone when it is over.
+"""Jobs: each runs in a process of its own, in bounded queues, and is deleted when it is over.
 
-A job is one run of `veil.apps.serve.work`. It is told what to do by one line of JSON, tells by lines of JSON how far it is,
-and ends with a result or with one sentence that says why there is none::
+A job is one run of `veil.apps.serve.tasks`. It gets its task as one line of JSON, reports progress as lines of JSON, and ends
+with a result or with one sentence about the error::
 
-    {"done": 30, "total": 90, "words": "anonymizing"}     how far it is
-    {"pair": 30, "heat": true}                            before-30.jpg, after-30.jpg (and heat-30.jpg) can be looked at
+    {"done": 30, "total": 90, "message": "anonymizing"}   progress
+    {"preview": 30, "heat": true}                         before-30.jpg, after-30.jpg (and heat-30.jpg) can be shown
     {"result": {…}}   or   {"error": "…"}                 the end
 
-So a video that breaks a decoder breaks one job: its process ends, what it had is deleted, its visitor is told in a sentence, and
-the next job starts. Raw video is in a job's folder only while the job is; a finished one keeps its results, for a while.
-What a process says in any other way is thrown away unread: it may tell of a video.
+So a video that crashes a decoder ends one job only: the process ends, its files are deleted, its visitor gets a sentence, and
+the next job starts. Raw video is in a job's folder only while the job runs; a finished job keeps its results, for a while.
+All other output of a process is discarded unread, because it may describe a video.
 """
 
 from __future__ import annotations
@@ -33,17 +33,15 @@ from veil.apps.serve.uploads import Limits
 from veil.core import VeilError
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
-Lane = Literal[
-    "video", "audit", "short"
-]  # a video waits for no audit, and what somebody looks on at for neither
-COMMAND = (sys.executable, "-m", "veil.apps.serve.work")
-SHORT = 60.0  # seconds that a short job may take
-AUDITS, LOOKING = 1, 2  # audits and short jobs at once
+Lane = Literal["video", "audit", "short"]  # a queue of its own each: a short job waits for no video
+COMMAND = (sys.executable, "-m", "veil.apps.serve.tasks")
+SHORT_SECONDS = 60.0  # after which a short job is stopped
+AUDITS, SHORT_JOBS = 1, 2  # that run at once
 
 
 @dataclass
-class Job:
-    """One piece of work for one visitor."""
+class ServerJob:
+    """One task of one visitor."""
 
     id: str
     owner: str
@@ -53,41 +51,42 @@ class Job:
     state: State = "waiting"
     done: int = 0
     total: int | None = None
-    words: str = ""
-    pair: int | None = None  # the last one that can be looked at
-    heat: bool = False  # whether there is a heat map with it
+    message: str = ""
+    preview: int | None = None  # the frame of the newest preview
+    heat: bool = False  # whether the preview has a heat map
     result: dict[str, Any] = field(default_factory=dict)
     error: str = ""
-    begun: float = 0.0
-    moved: float = 0.0  # when the first progress was told
-    first: int = 0  # how much was done then
-    latest: float = 0.0  # when the last piece was done
-    ended: float = 0.0
+    started_at: float = 0.0
+    counted_from: float = 0.0  # when the current message was first reported
+    done_before: int = 0  # how much was done then
+    last_progress: float = 0.0  # when `done` last changed
+    ended_at: float = 0.0
     process: subprocess.Popen[str] | None = None
     over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def raw(self) -> Path:
-        """The folder of all that shows the video as it was."""
+        """The folder of everything that shows the raw video."""
         return self.folder / "raw"
 
-    def left(self, now: float | None = None) -> float | None:
-        """About how many seconds it will take still; None where that cannot be known."""
+    def seconds_left(self, now: float | None = None) -> float | None:
+        """An estimate of the remaining time; None where it is unknown."""
         now = time.monotonic() if now is None else now
-        if self.state != "running" or not self.total or self.done < self.first + 2:
-            return None  # of large pieces, worked on side by side, the first comes late
-        each, pieces = (self.latest - self.moved) / (self.done - self.first), self.total - self.done
-        # While a piece takes longer than the others did, the time stands still: it does not grow.
-        left = max(each * pieces - (now - self.latest), each * (pieces - 1))
+        if self.state != "running" or not self.total or self.done < self.done_before + 2:
+            return None  # of large units that run in parallel, the first one comes late
+        each = (self.last_progress - self.counted_from) / (self.done - self.done_before)
+        units = self.total - self.done
+        # While a unit takes longer than the ones before, the estimate stops; it does not grow.
+        left = max(each * units - (now - self.last_progress), each * (units - 1))
         return left if left > 0 else None
 
 
-class Jobs:
-    """The queue, and the processes of the jobs that run."""
+class JobQueue:
+    """The queues, and the processes of the running jobs."""
 
     def __init__(self, root: Path, limits: Limits, command: Sequence[str] = COMMAND) -> None:
         self.root, self.limits, self.command = root, limits, tuple(command)
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, ServerJob] = {}
         self._lock = threading.RLock()
         self._closed = False
         root.mkdir(parents=True, exist_ok=True)
@@ -95,12 +94,12 @@ class Jobs:
 
     def submit(
         self, owner: str, task: Mapping[str, Any], raw: Path | None = None, lane: Lane = "video"
-    ) -> Job:
-        """Queue a task (`veil.apps.serve.work` has them all); `raw`, a folder, becomes the job's and goes with it."""
+    ) -> ServerJob:
+        """Queue a task of `veil.apps.serve.tasks`; `raw`, a folder, moves into the job's folder."""
         with self._lock:
             self._admit(owner, lane)
             id_ = secrets.token_urlsafe(16)
-            job = Job(id_, owner, task, self.root / id_, lane)
+            job = ServerJob(id_, owner, task, self.root / id_, lane)
             job.folder.mkdir(mode=0o700)
             if raw:
                 raw.rename(job.raw)
@@ -109,61 +108,63 @@ class Jobs:
         return job
 
     def check(self, owner: str, lane: Lane = "video") -> None:
-        """Refuse what `submit` would refuse, before anything is given away for it."""
+        """Refuse what `submit` would refuse, before an upload is given away for it."""
         with self._lock:
             self._admit(owner, lane)
 
-    def get(self, owner: str, id_: str) -> Job:
+    def get(self, owner: str, id_: str) -> ServerJob:
         """One of the visitor's own."""
         with self._lock:
             job = self._jobs.get(id_)
         if job is None or job.owner != owner:
-            raise VeilError("this is not here any more: results are deleted after a while. Start again.")
+            raise VeilError(
+                "this is not here any more: results are deleted after a while, so start again.", code="gone"
+            )
         return job
 
-    def place(self, job: Job) -> int:
-        """How many jobs come before this one."""
+    def position(self, job: ServerJob) -> int:
+        """The job's place in its queue, from 1; 0 where it does not wait."""
         with self._lock:
             waiting = [j for j in self._jobs.values() if j.state == "waiting" and j.lane == job.lane]
             return waiting.index(job) + 1 if job in waiting else 0
 
-    def cancel(self, job: Job) -> None:
-        """Stop it, or take it from the queue; nothing of it stays."""
+    def cancel(self, job: ServerJob) -> None:
+        """Stop a job or remove it from its queue, with all its files."""
         with self._lock:
             if job.state in ("waiting", "running"):
-                self._end(job, "cancelled", error="cancelled: everything of it was deleted.")
+                self._end(job, "cancelled", error="cancelled: all files of this job were deleted.")
 
-    def discard(self, job: Job) -> None:
-        """Delete it with its results."""
+    def discard(self, job: ServerJob) -> None:
+        """Delete a job with its results."""
         self.cancel(job)
         with self._lock:
             self._jobs.pop(job.id, None)
         shutil.rmtree(job.folder, ignore_errors=True)
 
     def forget(self, owner: str) -> None:
-        """Delete all of one visitor's."""
+        """Delete all jobs of one visitor."""
         with self._lock:
             own = [job for job in self._jobs.values() if job.owner == owner]
         for job in own:
             self.discard(job)
 
     def sweep(self, now: float | None = None) -> None:
-        """Delete results that are old, and stop jobs that take too long."""
+        """Delete old results, and stop jobs that take too long."""
         now = time.monotonic() if now is None else now
         with self._lock:
             for job in [*self._jobs.values()]:
-                most = SHORT if job.lane == "short" else self.limits.patience
-                if job.state == "running" and now - job.begun > most:
+                longest = SHORT_SECONDS if job.lane == "short" else self.limits.job_seconds
+                if job.state == "running" and now - job.started_at > longest:
                     self._end(
                         job,
                         "failed",
-                        error=f"this took longer than {_span(most)}, and was stopped: try a shorter video.",
+                        error=f"this took longer than {_duration(longest)} and was stopped: try a shorter video.",
                     )
-                elif job.over.is_set() and now - job.ended > self.limits.keep:
+                elif job.over.is_set() and now - job.ended_at > self.limits.keep:
                     self.discard(job)
 
     def close(self) -> None:
-        """Stop everything, and delete it."""
+        """Stop and delete everything."""
         with self._lock:
             self._closed = True
             jobs = [*self._jobs.values()]
@@ -171,31 +172,34 @@ class Jobs:
             self.discard(job)
 
     def active(self, owner: str) -> bool:
-        """Whether anything of the visitor's runs or waits."""
+        """Whether a job of the visitor runs or waits."""
         with self._lock:
             return any(j.owner == owner and not j.over.is_set() for j in self._jobs.values())
 
     def _admit(self, owner: str, lane: Lane) -> None:
-        """Refuse what is too much."""
+        """Refuse a job beyond the limits."""
         if self._closed:
-            raise VeilError("the server is being stopped: start it again.")
+            raise VeilError("the server is stopping: start it again.", code="server-stopping")
         active = [job for job in self._jobs.values() if job.lane == lane and not job.over.is_set()]
-        if sum(job.owner == owner for job in active) >= self.limits.each:
-            raise VeilError("you have as many jobs as you may at once: wait for one, or cancel it.")
+        if sum(job.owner == owner for job in active) >= self.limits.per_visitor:
+            raise VeilError(
+                f"you have {self.limits.per_visitor} jobs already, which is the limit: wait for one, or cancel it.",
+                code="visitor-queue-full",
+            )
         if sum(job.state == "waiting" for job in active) >= self.limits.waiting:
-            raise VeilError("too many jobs are waiting already: try again in a few minutes.")
+            raise VeilError("too many jobs are waiting: try again in a few minutes.", code="queue-full")
 
     def _start(self) -> None:
-        """Start what there is room for; the lock is held."""
-        for lane, most in (("video", self.limits.running), ("audit", AUDITS), ("short", LOOKING)):
+        """Start the jobs that there is room for; the lock is held."""
+        for lane, most in (("video", self.limits.running), ("audit", AUDITS), ("short", SHORT_JOBS)):
             jobs = [job for job in self._jobs.values() if job.lane == lane]
             room = most - sum(job.state == "running" for job in jobs)
             for job in [job for job in jobs if job.state == "waiting"][: max(0, room)]:
-                job.state, job.begun = "running", time.monotonic()
+                job.state, job.started_at = "running", time.monotonic()
                 threading.Thread(target=self._run, args=(job,), name="veil-job", daemon=True).start()
 
-    def _run(self, job: Job) -> None:
-        """One job from its start to its end, in a thread of its own."""
+    def _run(self, job: ServerJob) -> None:
+        """One job from start to end, in a thread of its own."""
         try:
             with self._lock:
                 if job.over.is_set():
@@ -209,16 +213,16 @@ class Jobs:
                     text=True,
                     encoding="utf-8",
                     errors="replace",
-                    start_new_session=True,  # so that it can be ended with all that it has started
+                    start_new_session=True,  # so that it can be killed with all its children
                 )
             assert process.stdin and process.stdout
             with suppress(BrokenPipeError):
                 process.stdin.write(json.dumps({**job.task, "folder": str(job.folder)}) + "\n")
                 process.stdin.flush()
-            # Its input stays open as long as the server lives: at its end, the job ends itself.
-            told = False
+            # Its standard input stays open as long as the server lives: the job ends itself when it closes.
+            ended = False
             for line in process.stdout:
-                told = self._hear(job, line) or told
+                ended = self._receive(job, line) or ended
             code = process.wait()
             process.stdout.close()
             with suppress(BrokenPipeError):
@@ -232,65 +236,63 @@ class Jobs:
                 )
             return
         with self._lock:
-            if not told:
-                self._end(job, "failed", error=_broke(code))
+            if not ended:
+                self._end(job, "failed", error=_crash_message(code))
 
-    def _hear(self, job: Job, line: str) -> bool:
-        """Take in one line; whether it was the last one that counts."""
+    def _receive(self, job: ServerJob, line: str) -> bool:
+        """Handle one line of a job's output; True: the job has ended."""
         try:
-            told = json.loads(line)
+            report = json.loads(line)
         except ValueError:
             return False
-        if not isinstance(told, dict):
+        if not isinstance(report, dict):
             return False
         with self._lock:
             if job.over.is_set():
                 return True
-            if "result" in told:
-                job.result = dict(told["result"])
+            if "result" in report:
+                job.result = dict(report["result"])
                 self._end(job, "done")
-            elif "error" in told:
-                self._end(job, "failed", error=str(told["error"]))
-            elif "pair" in told:
-                job.pair, job.heat = int(told["pair"]), bool(told.get("heat"))
-            elif "done" in told:
-                done, total = int(told["done"]), told.get("total")
-                if not job.moved or told.get("words", "") != job.words:
-                    job.moved, job.first = time.monotonic(), done
+            elif "error" in report:
+                self._end(job, "failed", error=str(report["error"]))
+            elif "preview" in report:
+                job.preview, job.heat = int(report["preview"]), bool(report.get("heat"))
+            elif "done" in report:
+                done, message = int(report["done"]), str(report.get("message", ""))
+                if not job.counted_from or message != job.message:
+                    job.counted_from, job.done_before = time.monotonic(), done
                 if done != job.done:
-                    job.latest = time.monotonic()
-                job.done, job.total, job.words = done, total, str(told.get("words", ""))
+                    job.last_progress = time.monotonic()
+                job.done, job.total, job.message = done, report.get("total"), message
             return job.over.is_set()
 
-    def _end(self, job: Job, state: State, error: str = "") -> None:
-        """The last thing that happens to a job; the lock is held."""
+    def _end(self, job: ServerJob, state: State, error: str = "") -> None:
+        """End a job once; the lock is held."""
         if job.over.is_set():
             return
-        if (
-            job.process
-        ):  # also where it is done: its files are whole, and what it may have started is not needed
+        if job.process:  # also of a finished job, whose files are complete: its children are not needed
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(job.process.pid, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
                 job.process.wait(5)  # nothing writes into the folder that is deleted next
-        job.pair = None
+        job.preview = None
         shutil.rmtree(job.raw if state == "done" else job.folder, ignore_errors=True)
-        job.state, job.error, job.ended = state, error, time.monotonic()
+        job.state, job.error, job.ended_at = state, error, time.monotonic()
         job.over.set()
         if not self._closed:
             self._start()
 
 
-def _broke(code: int) -> str:
-    """A sentence for a process that ended without a word."""
+def _crash_message(code: int) -> str:
+    """A sentence for a process that ended without a result."""
     if code == -signal.SIGKILL:
-        why = "it was ended by the system, as happens when memory is short"
+        why = "the system killed it, as happens when memory is short"
     elif code < 0:
         why = f"its process was ended by signal {-code}"
     else:
         why = f"its process ended with code {code}"
-    return f"the job broke down ({why}), and everything of it was deleted: try another method or a smaller video."
+    return f"the job crashed ({why}) and its files were deleted: try another method or a smaller video."
 
 
-def _span(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"

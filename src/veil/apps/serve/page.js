@@ -9,23 +9,23 @@ const state = {
 
 // ---------------------------------------------------------------- asking the server
 
-async function ask(path, { method = "GET", json } = {}) {
+async function call(path, { method = "GET", json } = {}) {
   let answer;
   try {
     answer = await fetch(path, { method, body: json === undefined ? undefined : JSON.stringify(json) });
   } catch {
     throw new Error("The server does not answer: see whether it still runs.");
   }
-  const told = await answer.json().catch(() => ({}));
+  const content = await answer.json().catch(() => ({}));
   if (!answer.ok) {
-    const error = new Error(told.error || "Something went wrong here. Try again.");
+    const error = new Error(content.error || "Something went wrong here. Try again.");
     error.gone = answer.status === 404;
     throw error;
   }
-  return told;
+  return content;
 }
 
-function bring(file, name, onProgress) {
+function upload(file, name, onProgress) {
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
     request.open("POST", "videos");
@@ -33,16 +33,16 @@ function bring(file, name, onProgress) {
     request.upload.onprogress = (event) => event.lengthComputable && onProgress(event.loaded / event.total);
     request.onerror = () => reject(new Error("The video could not be sent: see whether the server still runs."));
     request.onload = () => {
-      let told = {};
-      try { told = JSON.parse(request.responseText); } catch { /* said below */ }
-      if (request.status === 200) resolve(told);
-      else reject(new Error(told.error || "The video could not be used. Try another."));
+      let content = {};
+      try { content = JSON.parse(request.responseText); } catch { /* the error below */ }
+      if (request.status === 200) resolve(content);
+      else reject(new Error(content.error || "The video could not be used. Try another."));
     };
     request.send(file);
   });
 }
 
-const say = (words) => { $("said").textContent = words; };
+const announce = (message) => { $("announcement").textContent = message; };
 const fail = (place, error) => { $(place).textContent = error ? error.message || String(error) : ""; };
 const clock = (s) => `${Math.floor(s / 60)}:${String(Math.floor(s % 60)).padStart(2, "0")}`;
 const length = (s) => s < 90 ? `${s < 10 ? s.toFixed(1) : Math.round(s)} seconds` : s % 60 < 1 ? `${Math.floor(s / 60)} minutes` : `${clock(s)} minutes`;
@@ -69,7 +69,7 @@ function make(tag, more = {}, ...inner) {
 async function choose(file, label) {
   fail("video-error");
   if (state.limits && file.size > state.limits.bytes) {
-    fail("video-error", new Error(`This video has ${size(file.size)}; up to ${Math.round(state.limits.bytes / 2 ** 20)} MB are taken here.`));
+    fail("video-error", new Error(`This video has ${size(file.size)}: the limit is ${Math.round(state.limits.bytes / 2 ** 20)} MB.`));
     return;
   }
   clearResult();
@@ -89,14 +89,14 @@ async function send() {
   ready();
   $("about").textContent = "Sending…";
   try {
-    const told = await bring(state.file, state.label, (share) => {
-      $("about").textContent = share < 1 ? `Sending… ${Math.round(100 * share)} %` : "Looking at it…";
+    const properties = await upload(state.file, state.label, (share) => {
+      $("about").textContent = share < 1 ? `Sending… ${Math.round(100 * share)} %` : "Inspecting…";
     });
-    state.video = told.video;
-    state.about = told;
-    const lasts = told.seconds ? length(told.seconds) : "length unknown";
-    $("about").textContent = `${told.width} × ${told.height}, ${lasts}, ${size(state.file.size)}`;
-    document.documentElement.style.setProperty("--aspect", `${told.width} / ${told.height}`);
+    state.video = properties.video;
+    state.about = properties;
+    const lasts = properties.seconds ? length(properties.seconds) : "length unknown";
+    $("about").textContent = `${properties.width} × ${properties.height}, ${lasts}, ${size(state.file.size)}`;
+    document.documentElement.style.setProperty("--aspect", `${properties.width} / ${properties.height}`);
     if (!$("before-video").src) showBefore();
     showStills();
     return true;
@@ -130,7 +130,7 @@ function showBefore() {
   before.onerror = () => { before.hidden = true; empty("before", "Your browser cannot play this format; Veil can read it."); };
 }
 
-function empty(screen, words) { $(screen).querySelector(".empty").textContent = words; }
+function empty(screen, message) { $(screen).querySelector(".empty").textContent = message; }
 
 async function useSample() {
   fail("video-error");
@@ -206,7 +206,8 @@ function showChoices() {
     const input = make("input", { type: "radio", name: "choice", value: choice.key, checked: choice.key === state.choice });
     input.onchange = () => pickChoice(choice.key);
     const more = make("dl", { class: "more" },
-      make("dt", {}, "Keeps"), make("dd", {}, choice.keeps), make("dt", {}, "Mind"), make("dd", {}, choice.caution));
+      make("dt", {}, "Keeps"), make("dd", {}, choice.keeps), make("dt", {}, "Measured"), make("dd", {}, choice.measured),
+      make("dt", {}, "Limitations"), make("dd", {}, choice.limitations));
     return make("label", { class: "choice" }, input,
       make("span", {}, make("span", { class: "title" }, choice.title), make("br"), make("span", { class: "hides" }, choice.hides), more));
   }));
@@ -243,7 +244,7 @@ function showStills() {
   $("pointing").hidden = !there;
   $("point-empty").hidden = there;
   if (!there) return;
-  $("point-said").textContent = "";
+  $("point-message").textContent = "";
   state.still = Math.min(state.still, state.about.stills.length - 1);
   $("stills").replaceChildren(...state.about.stills.map((second, number) => {
     const button = make("button", { type: "button", "aria-pressed": String(number === state.still) },
@@ -275,27 +276,27 @@ function showMarks() {
 function mark(x, y) {
   state.points.push([Math.min(0.999, Math.max(0, x)), Math.min(0.999, Math.max(0, y))]);
   showMarks();
-  say(`${state.points.length} mark${state.points.length > 1 ? "s" : ""}`);
+  announce(`${state.points.length} mark${state.points.length > 1 ? "s" : ""}`);
 }
 
 async function makeTemplate() {
   fail("point-error");
   const name = $("called").value.trim().toLowerCase().replace(/[^a-z0-9_-]+/g, "-").replace(/^[-_]+|-+$/g, "") || "thing";
   $("make").disabled = true;
-  $("point-said").textContent = "Looking for it…";
+  $("point-message").textContent = "Searching…";
   try {
     if (!(await send())) return;
     const json = { video: state.video, still: state.still, points: state.points, name };
-    await ask("templates", { method: "POST", json });
+    await call("templates", { method: "POST", json });
     if (!state.own.includes(name)) state.own.push(name);
     state.hide.add(name);
     showParts();
     showPicture(`videos/${state.video}/heat.png?${Date.now()}`);
-    $("point-said").textContent = `“${name}” is chosen. Bright is alike; what lies within a line is hidden. Click again to change it.`;
+    $("point-message").textContent = `“${name}” is chosen. Bright is alike; what lies within a line is hidden. Click again to change it.`;
     ready();
   } catch (error) {
     fail("point-error", error);
-    $("point-said").textContent = "";
+    $("point-message").textContent = "";
   } finally {
     $("make").disabled = false;
   }
@@ -339,7 +340,7 @@ async function start(event) {
   if (!(await send())) return;
   const json = { task: "anonymize", video: state.video, choice: state.choice, hide: [...state.hide], faces: $("faces").checked };
   try {
-    const job = await ask("jobs", { method: "POST", json });
+    const job = await call("jobs", { method: "POST", json });
     state.video = null;  // the job has it now, and deletes it
     sessionStorage.setItem("job", job.job);
     state.command = command(json);
@@ -366,18 +367,18 @@ async function follow(id) {
   while (state.job === id) {
     let job;
     try {
-      job = await ask(`jobs/${id}`);
+      job = await call(`jobs/${id}`);
     } catch (error) {
       end();
       fail("job-error", error);
       return;
     }
     if (job.state === "waiting" || job.state === "running") {
-      progress(job, "work-words", "work-left", "bar");
-      if (job.pair !== null && job.pair !== shown) {
-        shown = job.pair;
+      progress(job, "work-message", "work-left", "bar");
+      if (job.preview !== null && job.preview !== shown) {
+        shown = job.preview;
         $("heat").hidden = !job.heat;
-        showPair(id, shown);
+        showPreview(id, shown);
       }
     } else {
       end();
@@ -385,7 +386,7 @@ async function follow(id) {
       else {
         clearResult();
         if (job.state === "failed") fail("job-error", new Error(sentence(job.error)));
-        else { $("job-error").textContent = ""; empty("after", "Cancelled. Everything of it was deleted."); say("Cancelled."); }
+        else { $("job-error").textContent = ""; empty("after", "Cancelled. Everything of it was deleted."); announce("Cancelled."); }
       }
       return;
     }
@@ -393,17 +394,17 @@ async function follow(id) {
   }
 }
 
-const sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1);
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-function progress(job, words, left, bar) {
+function progress(job, message, left, bar) {
   const element = $(bar);
   if (job.state === "waiting") {
-    $(words).textContent = job.before > 1 ? `${job.before - 1} before yours in the queue` : "Next in the queue";
+    $(message).textContent = job.before > 1 ? `${job.before - 1} before yours in the queue` : "Next in the queue";
     $(left).textContent = "";
     element.removeAttribute("value");
     return;
   }
-  $(words).textContent = job.words === "loading" || !job.words ? "Getting ready…" : sentence(job.words);
+  $(message).textContent = job.message === "loading" || !job.message ? "Loading…" : sentence(job.message);
   if (job.total > 1) {  // of one piece, nothing is known until it is done
     element.value = job.done / job.total;
     // An audit has several steps, and how long the next ones take is not known.
@@ -422,8 +423,8 @@ function still(which, source) {
 }
 
 // Both pictures of a moment are shown together or not at all.
-function showPair(id, number) {
-  state.pair = number;
+function showPreview(id, number) {
+  state.preview = number;
   const second = !$("heat").hidden && $("heat").getAttribute("aria-pressed") === "true" ? "heat" : "after";
   const load = (which) => new Promise((resolve, reject) => {
     const image = new Image();
@@ -432,7 +433,7 @@ function showPair(id, number) {
     image.src = `jobs/${id}/${which}-${number}.jpg`;
   });
   Promise.all([load("before"), load(second)]).then(([before, after]) => {
-    if (state.job !== id || state.pair !== number) return;
+    if (state.job !== id || state.preview !== number) return;
     still("before", before);
     still("after", after);
   }).catch(() => {});
@@ -460,7 +461,7 @@ function finish(id, job) {
   $("save").textContent = `Download the video (${size(result.bytes)})`;
   $("save-report").href = `jobs/${id}/report.json?save`;
   $("keep").textContent = `It is kept here for ${Math.round(job.keep / 60) || 1} minutes. The video you brought is deleted already.`;
-  $("forget").onclick = async () => { await ask(`jobs/${id}`, { method: "DELETE" }).catch(() => {}); clearResult(); ready(); empty("after", "Deleted."); say("Deleted."); };
+  $("forget").onclick = async () => { await call(`jobs/${id}`, { method: "DELETE" }).catch(() => {}); clearResult(); ready(); empty("after", "Deleted."); announce("Deleted."); };
   $("cli").textContent = state.command || "";
   $("cli").closest("details").hidden = !state.command;
   $("why-box").hidden = !result.why.length;
@@ -482,7 +483,7 @@ function finish(id, job) {
   state.expiry = setTimeout(() => { clearResult(); ready(); empty("after", "The result was deleted, as its time was over."); }, 1000 * job.keep);
   state.settled = settings();
   ready();
-  say("Done.");
+  announce("Done.");
 }
 
 // ---------------------------------------------------------------- both videos as one
@@ -519,7 +520,7 @@ async function startAudit() {
   const choices = [...$("audit-choices").querySelectorAll("input:checked")].map((input) => input.value);
   $("audited").hidden = true;
   try {
-    const job = await ask("jobs", { method: "POST", json: { task: "audit", choices, hide: [...state.hide], faces: $("faces").checked } });
+    const job = await call("jobs", { method: "POST", json: { task: "audit", choices, hide: [...state.hide], faces: $("faces").checked } });
     sessionStorage.setItem("audit", job.job);
     followAudit(job.job);
   } catch (error) {
@@ -533,12 +534,12 @@ async function followAudit(id) {
   $("auditing").hidden = false;
   try {
     for (;;) {
-      const job = await ask(`jobs/${id}`);
+      const job = await call(`jobs/${id}`);
       if (job.state === "done") { showAudit(id, job); break; }
       if (job.state === "failed") throw new Error(sentence(job.error));
-      if (job.state === "cancelled") { say("The audit was cancelled."); break; }
-      const [name, rest] = named(job.words);
-      progress({ ...job, words: name ? `${name}: ${rest}` : rest }, "audit-words", "audit-left", "audit-bar");
+      if (job.state === "cancelled") { announce("The audit was cancelled."); break; }
+      const [name, rest] = named(job.message);
+      progress({ ...job, message: name ? `${name}: ${rest}` : rest }, "audit-message", "audit-left", "audit-bar");
       await new Promise((resolve) => setTimeout(resolve, 700));
     }
   } catch (error) {
@@ -551,25 +552,25 @@ async function followAudit(id) {
   }
 }
 
-// What an audit says begins with the name of a method: here it has the name that the page gives it.
-function named(words) {
+// A message of an audit begins with the specification of a method: the page shows its title instead.
+function named(message) {
   const known = [...state.choices].sort((a, b) => b.method.length - a.method.length);
-  const choice = known.find(({ method, picks }) => words.startsWith(`${method}:${picks ? "hide=" : " "}`));
-  const at = words.indexOf(": ");
-  return choice ? [choice.title, words.slice(at + 2)] : ["", words];
+  const choice = known.find(({ method, picks }) => message.startsWith(`${method}:${picks ? "hide=" : " "}`));
+  const at = message.indexOf(": ");
+  return choice ? [choice.title, message.slice(at + 2)] : ["", message];
 }
 
 function showAudit(id, job) {
-  const said = job.result.said;
-  $("verdicts").replaceChildren(...said.map((words) => {
-    const [name, rest] = named(words);
+  const summary = job.result.summary;
+  $("verdicts").replaceChildren(...summary.map((message) => {
+    const [name, rest] = named(message);
     return make("p", {}, make("strong", {}, name ? `${name}. ` : ""), rest);
   }));
-  $("audit-page").src = `jobs/${id}/audit.html${said.length > 1 ? "#trade-off" : ""}`;
+  $("audit-page").src = `jobs/${id}/audit.html${summary.length > 1 ? "#trade-off" : ""}`;
   $("audit-save").href = `jobs/${id}/audit.html?save`;
   $("audit-data").href = `jobs/${id}/audit.json?save`;
   $("audited").hidden = false;
-  say("The audit is done.");
+  announce("The audit is done.");
 }
 
 // ---------------------------------------------------------------- the beginning
@@ -594,7 +595,7 @@ function listen() {
   const picture = $("picture");
   picture.onclick = (event) => {
     const box = picture.getBoundingClientRect();
-    if ($("point-said").textContent) { state.points = []; showStills(); }
+    if ($("point-message").textContent) { state.points = []; showStills(); }
     mark((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height);
   };
   picture.onkeydown = (event) => {
@@ -612,12 +613,12 @@ function listen() {
   $("clear").onclick = () => { state.points = []; showStills(); };
   $("faces").onchange = ready;
   $("setup").onsubmit = start;
-  $("cancel").onclick = async () => { if (state.job) await ask(`jobs/${state.job}`, { method: "DELETE" }).catch((error) => fail("job-error", error)); };
+  $("cancel").onclick = async () => { if (state.job) await call(`jobs/${state.job}`, { method: "DELETE" }).catch((error) => fail("job-error", error)); };
   $("audit").onclick = startAudit;
-  $("audit-cancel").onclick = async () => { if (state.audit) await ask(`jobs/${state.audit}`, { method: "DELETE" }).catch((error) => fail("audit-error", error)); };
+  $("audit-cancel").onclick = async () => { if (state.audit) await call(`jobs/${state.audit}`, { method: "DELETE" }).catch((error) => fail("audit-error", error)); };
   $("heat").onclick = () => {
     $("heat").setAttribute("aria-pressed", String($("heat").getAttribute("aria-pressed") !== "true"));
-    if (state.job) showPair(state.job, state.pair);
+    if (state.job) showPreview(state.job, state.preview);
   };
   $("play").onclick = toggle;
   $("seek").oninput = () => { for (const video of both()) video.currentTime = Number($("seek").value); };
@@ -627,14 +628,14 @@ function listen() {
   after.onpause = () => { $("play").classList.remove("playing"); $("play").setAttribute("aria-label", "Play both"); together(); };
   after.onerror = () => { if (after.getAttribute("src")) fail("job-error", new Error("This browser cannot play the result; download it instead.")); };
   for (const screen of ["before", "after"]) $(screen).onclick = () => { if (!$("transport").hidden) toggle(); };
-  $("forget-all").onclick = async () => { await ask("forget", { method: "POST" }).catch(() => {}); end(); clearResult(); unchoose(); $("audited").hidden = true; say("Everything of yours was deleted."); };
+  $("forget-all").onclick = async () => { await call("forget", { method: "POST" }).catch(() => {}); end(); clearResult(); unchoose(); $("audited").hidden = true; announce("Everything of yours was deleted."); };
   requestAnimationFrame(tick);
 }
 
 async function begin() {
   listen();
   try {
-    Object.assign(state, await ask("choices"));
+    Object.assign(state, await call("choices"));
   } catch (error) {
     fail("video-error", error);
     return;
