@@ -170,9 +170,9 @@ class Known(Parts):
 
 def answer(root: Path, weights: Path, path: Path, device: str) -> None:
     """Show every frame of all videos to the part network, and keep what it says."""
-    from veil.people import part_network as partnet
+    from veil.people.part_network import load_net
 
-    net, told = partnet.load_net(weights)
+    net, told = load_net(weights)
     net = net.to(device).eval()
     seen: dict[int, Image] = {}
     for data in datasets(root).values():

@@ -17,8 +17,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from veil.people import part_network as partnet
+from veil.people.part_network import load_net
 from veil.people.parts import GROUPS, SHIPPED, Parts
+from veil.training.part_network.counts import PixelCounts, count_pixels
+from veil.training.part_network.dataset import PEOPLE, LabelledImages, read_labelled_images
 
 
 def number(value: float | None) -> str:
@@ -42,35 +44,35 @@ def tell(sources: dict[str, dict[str, Any]]) -> None:
     print(line(sources["all"]), flush=True)
 
 
-def tallied_as_shipped(parts: Parts, shots: partnet.Shots) -> dict[str, partnet.Tally]:
-    """The same as `partnet.tallied`, image by image on the path that a video takes, at the images' own size."""
-    found = {source: partnet.Tally() for source in (*sorted({*shots.sources}), "all")}
-    for index, source in enumerate(shots.sources):
-        height, width = shots.sizes[index].tolist()
-        image = np.ascontiguousarray(shots.images[index, :, :height, :width].permute(1, 2, 0).numpy())
+def count_as_shipped(parts: Parts, labelled: LabelledImages) -> dict[str, PixelCounts]:
+    """The same as `count_pixels`, image by image on the path that a video takes, at the images' own size."""
+    found = {source: PixelCounts() for source in (*sorted({*labelled.sources}), "all")}
+    for index, source in enumerate(labelled.sources):
+        height, width = labelled.sizes[index].tolist()
+        image = np.ascontiguousarray(labelled.images[index, :, :height, :width].permute(1, 2, 0).numpy())
         said = torch.from_numpy(parts(image))[None]
         said = F.interpolate(said, (height, width), mode="bilinear")
         for name in (source, "all"):
-            found[name].add(said, shots.labels[index, :height, :width][None])
+            found[name].add(said, labelled.labels[index, :height, :width][None])
     return found
 
 
 def measure(data: Path, weights: Path, out: Path | None, device: str) -> None:
-    shots = partnet.read_parts(data, ("val", "test"))
+    images = read_labelled_images(data, ("val", "test"))
     if weights.suffix == ".onnx":
         parts = Parts(weights)
-        val, test = (tallied_as_shipped(parts, shots[split]) for split in ("val", "test"))
+        val, test = (count_as_shipped(parts, images[split]) for split in ("val", "test"))
         thresholds = parts.thresholds
     else:
-        net, _ = partnet.load_net(weights)
+        net, _ = load_net(weights)
         net = net.to(device)
-        val, test = (partnet.tallied(net, shots[split].to(device)) for split in ("val", "test"))
+        val, test = (count_pixels(net, images[split].to(device)) for split in ("val", "test"))
         thresholds = val["all"].thresholds()
     print(f"thresholds {thresholds}; the validation split would choose {val['all'].thresholds()}")
     found = {name: tally.summary(thresholds) for name, tally in test.items()}
     print("person threshold   person   face   background hidden (test)")
     for at in (*(level / 10 for level in range(1, 10)), thresholds["person"]):
-        shares = [test["all"].hidden("person", rows, at) for rows in (partnet.PEOPLE, GROUPS["face"], (0,))]
+        shares = [test["all"].hidden("person", rows, at) for rows in (PEOPLE, GROUPS["face"], (0,))]
         print(f"{at:16.2f}   {'   '.join(f'{share:.3f}' for share in shares)}")
     tell(found)
     if out:

@@ -21,7 +21,7 @@ from veil.data.synthetic import World
 from veil.methods import make
 from veil.methods.noise import CarriedNoise, Carry
 from veil.nn.flow import Dis, Motions, Speed, enlarge, inconsistent
-from veil.people.part_network import PEOPLE, read_parts
+from veil.training.part_network.dataset import PEOPLE, read_labelled_images
 
 SIZE = (480, 640)
 Array = np.ndarray[Any, Any]
@@ -190,7 +190,7 @@ def motion(videos: list[Path], length: float, start: float, how: Speed, clips: i
 
 
 def stills(data: Path, methods: list[str]) -> None:
-    shots = read_parts(data, ("test",))["test"]
+    shots = read_labelled_images(data, ("test",))["test"]
     print("Share of the labelled pixels that is hidden, over all photographs of the test split.\n")
     print(f"| method ({len(shots.sources)} photographs) | people | faces | background |\n|---|---|---|---|")
     for method in methods:

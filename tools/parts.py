@@ -20,20 +20,26 @@ import numpy as np
 import torch
 
 from experiments.parts import line, tell
-from veil.people import part_network as partnet
+from veil.nn.tensor_files import write_tensors
+from veil.people.part_network import PartNet, encoder_weights, load_net
+from veil.people.part_network import export as export_net
 from veil.people.parts import SHIPPED, Parts
+from veil.training.part_network.counts import count_pixels
+from veil.training.part_network.dataset import read_labelled_images
+from veil.training.part_network.recipe import PartRecipe
+from veil.training.part_network.trainer import train_parts
 
 
 def begin(published: Path, out: Path) -> None:
-    partnet.save_net(partnet.encoder_weights(published), out, {"from": published.name}, half=True)
+    write_tensors(encoder_weights(published), out, {"from": published.name}, half=True)
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
 
 
 def train(given: argparse.Namespace) -> None:
-    recipe = partnet.PartRecipe(crop=given.crop, batch=given.batch, lr=given.lr, seed=given.seed)
+    recipe = PartRecipe(crop=given.crop, batch=given.batch, lr=given.lr, seed=given.seed)
     length: dict[str, Any] = {"steps": given.steps} if given.steps else {"seconds": given.seconds}
-    net = partnet.PartNet(given.width, given.shrink)
-    records = partnet.train_parts(
+    net = PartNet(given.width, given.shrink)
+    records = train_parts(
         given.data,
         given.out,
         **length,
@@ -58,11 +64,11 @@ def train(given: argparse.Namespace) -> None:
 
 
 def export(weights: Path, data: Path, out: Path) -> None:
-    net, told = partnet.load_net(weights)
-    seen = partnet.tallied(net, partnet.read_parts(data, ("val",))["val"])
+    net, told = load_net(weights)
+    seen = count_pixels(net, read_labelled_images(data, ("val",))["val"])
     kept = {"thresholds": seen["all"].thresholds(), "steps": told["steps"]}
     print(f"thresholds {kept['thresholds']}, chosen on the validation split")
-    partnet.export(net, out, kept)
+    export_net(net, out, kept)
     parts = Parts(out)
     worst = 0.0
     for height, width in ((224, 168), (128, 224), (97, 33)):

@@ -35,7 +35,7 @@ from veil.data.synthetic.scripts import ANOMALIES, ATTRIBUTES, LENGTHS, Kind
 from veil.data.synthetic.world import World
 from veil.features.encoders import LENGTH, Compact
 from veil.nn.image import HALVES
-from veil.people.part_network import read_net, save_net
+from veil.nn.tensor_files import read_tensors, write_tensors
 from veil.training.fit import LRSchedule, Phase, Setup, Step, Terms, rank, world_size
 from veil.training.losses import nt_xent
 from veil.training.recipe import STRICT, Seed, Training
@@ -360,5 +360,5 @@ def checked(body: Compact, heads: Questions, batch: Batch) -> dict[str, float]:
 
 def export(weights: Path, output: Path, **told: Any) -> None:
     """Write what a run has trained in 16 bits, as it comes with the package."""
-    tensors, known = read_net(weights)
-    save_net(tensors, output, {**known, **told}, half=True)
+    tensors, known = read_tensors(weights)
+    write_tensors(tensors, output, {**known, **told}, half=True)

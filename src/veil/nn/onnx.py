@@ -37,7 +37,9 @@ def session(model: Path | bytes) -> onnxruntime.InferenceSession:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own classes derive from Exception alone
         name = "the model" if isinstance(model, bytes) else str(model)
-        raise VeilError(f"{name} could not be read as an ONNX model: {str(error).splitlines()[0]}") from error
+        raise VeilError(
+            f"{name} could not be read as an ONNX model: {str(error).splitlines()[0]}", code="model-unreadable"
+        ) from error
 
 
 def write(

@@ -1,7 +1,7 @@
 """Which pixels are hair, face, skin or clothes: a small network that comes with the package, on the CPU.
 
-`Parts` looks at one image and says of every pixel how likely each part of a person is. Its file ``parts.onnx`` is
-trained and exported by `veil.people.part_network` and ``tools/parts.py``; here is no torch.
+`Parts` maps an image to the probability of each part of a person at every pixel, without torch. Its file ``parts.onnx``
+is trained by `veil.training.part_network` and exported by `veil.people.part_network`; see ``tools/parts.py``.
 """
 
 from __future__ import annotations
@@ -42,17 +42,21 @@ class Parts:
     def __init__(self, path: Path = SHIPPED) -> None:
         if not path.is_file():
             raise VeilError(
-                f"the part network {path} is not there, though Veil comes with one: install Veil anew, or make the "
-                "file with `python -m tools.parts export WEIGHTS -o FILE`."
+                f"the part network {path} is missing, though it is part of Veil: install Veil again, or make the file "
+                "with `python -m tools.parts export WEIGHTS DATA -o FILE`.",
+                code="installation-incomplete",
             )
         self.session = session(path)
         self.input = self.session.get_inputs()[0].name
-        told = self.session.get_modelmeta().custom_metadata_map
-        if "parts" not in told or tuple(json.loads(told["parts"])) != PARTS:
-            raise VeilError(f"{path} is no part network of Veil: it does not answer {', '.join(PARTS)}.")
+        metadata = self.session.get_modelmeta().custom_metadata_map
+        if "parts" not in metadata or tuple(json.loads(metadata["parts"])) != PARTS:
+            raise VeilError(
+                f"{path} is not a part network of Veil: its outputs are not {', '.join(PARTS)}.",
+                code="weights-of-another-network",
+            )
         self.thresholds: dict[str, float] = dict.fromkeys(GROUPS, 0.5)
-        self.thresholds |= json.loads(told.get("thresholds", "{}"))
-        """For each group, from where on its map calls a pixel one of its own; chosen on held-out images."""
+        self.thresholds |= json.loads(metadata.get("thresholds", "{}"))
+        """For each group, the probability from which on a pixel belongs to it; chosen on held-out images."""
 
     def __call__(self, image: Image) -> Array:
         """Probabilities ``(8, h, w)``, in the order of `PARTS`, on a grid about `SIZE` / `STRIDE` long."""
@@ -90,7 +94,9 @@ def grouped(probabilities: Array, names: Iterable[str]) -> Array:
     chosen: set[int] = set()
     for name in names:
         if name not in GROUPS:
-            raise VeilError(f"there is no group of parts '{name}': choose from {', '.join(GROUPS)}.")
+            raise VeilError(
+                f"there is no group of parts '{name}': choose from {', '.join(GROUPS)}.", code="group-unknown"
+            )
         chosen |= {*GROUPS[name]}
     return probabilities[sorted(chosen)].sum(0)
 
