@@ -77,6 +77,7 @@ def test_command(command, home, monkeypatch):
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(TRAINING) and c not in FEATURES])
 def test_command_that_trains(command, home, monkeypatch):
     """The same command, but for the work that goes into it."""
@@ -100,6 +101,7 @@ def test_command_that_trains(command, home, monkeypatch):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_commands_for_features(home):
     """One after the other; the adapter is trained on few videos, and hardly."""
     pytest.importorskip("lance")

@@ -139,6 +139,7 @@ def test_a_worker_counts_those_that_died_before(tmp_path):
         (tmp_path / "out" / STAGE / f"{key}-elsewhere-{died}-0").mkdir()  # left by one that was killed
 
 
+@pytest.mark.slow
 def test_a_killed_batch_goes_on(tmp_path):
     frames = archive(tmp_path / "in", 8, broken=(5,), long=(0, 1, 2))
     out = tmp_path / "out"

@@ -528,6 +528,7 @@ def test_requests_that_are_refused(app, tmp_path):
     assert send(app, still, Cookie=me).status == 404
 
 
+@pytest.mark.slow
 def test_a_password_and_a_crash(tmp_path):
     """A server for the network, whose jobs all crash."""
     with started(tmp_path, crash=True, password="open sesame") as app:

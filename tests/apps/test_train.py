@@ -38,6 +38,7 @@ def recipe(tmp_path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_run_leaves_weights_that_begin_an_attack(recipe, tmp_path):
     seen = []
     weights = train(
@@ -53,6 +54,7 @@ def test_a_run_leaves_weights_that_begin_an_attack(recipe, tmp_path):
     assert (tmp_path / "run" / "log.svg").exists()
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_is_the_same_run(recipe, tmp_path):
     recipe.write_text(RECIPE.replace("steps = 12", "steps = 40"))
     train(recipe, tmp_path / "whole", every=2, device="cpu")
@@ -72,6 +74,7 @@ def test_killed_and_resumed_it_is_the_same_run(recipe, tmp_path):
     assert (broken / "log.jsonl").read_text() == (tmp_path / "whole" / "log.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_two_processes_make_one_run(recipe, tmp_path):
     pytest.importorskip("lightning_fabric")
     train(recipe, tmp_path / "run", sets=("steps=4",), devices=2, device="cpu")

@@ -107,6 +107,7 @@ def test_adding_a_method_costs_one_method(world, tmp_path, monkeypatch):
     assert judge.judge({"raw": None}, Data(world), suite, keep=tmp_path)[0].rows == first[0].raw
 
 
+@pytest.mark.slow
 def test_what_is_solved_is_put_to_the_same_questions_and_kept(world, tmp_path, monkeypatch):
     attackers = tuple(Recognizer("kernel", sees) for sees in ("frames", "clips", "motion"))
     suite = replace(TINY, seeds=1, uses=(), attackers=attackers, frames_only=("attributes",))
@@ -130,6 +131,7 @@ def test_what_is_solved_is_put_to_the_same_questions_and_kept(world, tmp_path, m
     assert len(learned) == 4 * 3  # adapted, h264, restoring; those of raw video were kept
 
 
+@pytest.mark.slow
 def test_several_at_once_find_the_same(world):
     suite = replace(TINY, seeds=1, attackers=TINY.attackers[:1], after=("8-bit",))
     one, two = (

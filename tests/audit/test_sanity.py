@@ -156,6 +156,7 @@ def keep(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("kept")
 
 
+@pytest.mark.slow
 def test_a_mark_is_found_gone_or_half_hidden(marked, keep):
     blur = make("blur:kernel=7,sigma=1.2,region=frame")
     black, mild = audited(marked, keep=keep, black=BlackMark(), blur=blur)
@@ -166,6 +167,7 @@ def test_a_mark_is_found_gone_or_half_hidden(marked, keep):
     assert worst(black, "attributes").value + 0.05 < found.value < raw.value - 0.02, (found, raw)
 
 
+@pytest.mark.slow
 def test_a_scramble_is_undone_by_the_restoring_attacker_alone(marked, keep):
     suite = replace(SUITE, knows=("raw", "adapted", "restoring"))
     (result,) = audited(marked, suite, keep, scramble=Scramble())
@@ -176,6 +178,7 @@ def test_a_scramble_is_undone_by_the_restoring_attacker_alone(marked, keep):
     assert worst(result, "attributes").knows == "restoring"
 
 
+@pytest.mark.slow
 def test_what_leaks_through_motion_alone_is_found(world):
     suite = replace(SUITE, attackers=(*SUITE.attackers, Recognizer("small3d", "motion")))
     samples, frames = world

@@ -376,6 +376,7 @@ def test_a_signal_in_the_middle_leaves_no_output(number, long, tmp_path):
         assert words == "veil: interrupted; nothing half-written was left.\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_training_says_how_to_go_on(tmp_path):
     small = "size = 16\nframes = 2\nlength = 2\nbatch = 2\nsteps = 1000\noptions = { count = 60 }\n"
     (tmp_path / "recipe.toml").write_text('method = "recognize"\n' + small)
@@ -417,6 +418,7 @@ def stream(face):
     server.shutdown()
 
 
+@pytest.mark.slow
 def test_ctrl_c_finishes_the_file_of_a_stream(stream, tmp_path):
     process = started("anonymize", stream, "-o", "out.mp4", cwd=tmp_path)
     until(lambda: any(path.stat().st_size > 4000 for path in tmp_path.iterdir()))  # more than a header
@@ -509,6 +511,7 @@ def test_demo_ends_with_the_paths_of_what_it_made(tmp_path, monkeypatch):
     assert called("demo", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_length(tmp_path):
     """Of the path from file to file; what a method holds on to is tested with the method."""
     frames = sample(20, (320, 240))

@@ -250,6 +250,7 @@ for number in range(12):
 """
 
 
+@pytest.mark.slow
 @needs_lance
 def test_a_kill_loses_the_open_batch_only_and_writers_take_turns(folder, tmp_path):
     from veil.features.store import About, Store

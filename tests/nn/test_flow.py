@@ -192,6 +192,7 @@ def test_every_weight_of_a_princeton_file_finds_its_place(tmp_path):
         assert one.shape == (50, 61, 2) and np.array_equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_flows_are_those_of_torchvision(size, tmp_path):
     import torch

@@ -271,6 +271,7 @@ def faint(people: int = 6, videos: int = 240, frames: int = 8, size: int = 32) -
     return footage(np.rint(made).clip(0, 255).astype(np.uint8), identity=who)
 
 
+@pytest.mark.slow
 def test_what_is_faint_and_stays_in_one_place_is_found_by_the_kernel_alone():
     """The reason for it: networks that look for what survives a shift overlook such a cue."""
     train, val, test = split(faint())

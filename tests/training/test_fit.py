@@ -471,6 +471,7 @@ def test_every_module_is_compiled(monkeypatch):
 # Memory
 
 
+@pytest.mark.slow
 def test_batches_are_halved_until_they_fit():
     tried, held = [], []
 
@@ -567,6 +568,7 @@ def pair() -> dict:
     return launch(together, 2, 4, accelerator="cpu")
 
 
+@pytest.mark.slow
 def test_two_processes_stay_identical(pair):
     (first, terms, step), (second, others, _) = pair["ends"]
     assert same(first, second) and terms == others and step == 4

@@ -179,7 +179,14 @@ def test_it_is_read(path):
     assert config.checked(config.as_dict(recipe), kind) == recipe
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if config.kind_of(p) in ANONYMIZERS], ids=short)
+TRAINED = [
+    pytest.param(p, marks=pytest.mark.slow if re.search(r"-t\d-", p.stem) else (), id=short(p))
+    for p in FILES
+    if config.kind_of(p) in ANONYMIZERS
+]
+
+
+@pytest.mark.parametrize("path", TRAINED)
 def test_two_turns_move_whose_turn_it_is(path, data, tmp_path, monkeypatch):
     watch = Watch()
     monkeypatch.setattr(training, "fit", watch)

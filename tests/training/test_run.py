@@ -118,6 +118,7 @@ def test_what_one_left_that_was_killed_at_its_end_goes(begun):
     assert not [name for name in names(begun) if ".veil-" in name]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path):
     result = subprocess.run([sys.executable, __file__, tmp_path], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0 and result.stderr == "", result.stderr
@@ -321,6 +322,7 @@ def test_missing_checkpoints(begun):
         Run.open(begun).load(game())
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_write_one_run(begun):
     code = (
         "import sys, time; from veil.training.run import Run; run = Run.open(sys.argv[1]); run.log({}, 12); "
