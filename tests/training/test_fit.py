@@ -575,6 +575,7 @@ def test_two_processes_stay_identical(pair):
     assert pair["unused"], "what no process reached was changed by the weight decay"
 
 
+@pytest.mark.slow
 def test_two_processes_do_what_one_does_with_twice_the_batch(pair):
     net = plain(seed=0)
     step = Step("task", (net,), task(net), lr=0.05, weight_decay=0.5)

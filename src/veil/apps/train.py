@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -222,9 +223,10 @@ def _train(
         except BaseException as error:
             last = run.last
             interrupted = training is not None and not isinstance(error, Exception)
-            # One that was begun a moment ago, and cannot go on or has nothing to go on from, is none.
-            if not resume and rank() == 0 and not interrupted and (last is None or is_batch_too_small(error)):
-                shutil.rmtree(output)
+            if not resume and not interrupted:
+                run.remove_if_empty()
+                if is_batch_too_small(error) and rank() == 0:  # this recipe can never be resumed
+                    shutil.rmtree(output, ignore_errors=True)
             if not isinstance(error, NotFinite):
                 raise
             kept = "no checkpoint was made yet" if last is None else f"the checkpoint of step {last} is kept"
@@ -240,7 +242,8 @@ def _play(
     best = max((r["val"] for r in run.records() if "val" in r and r["step"] <= first), default=-math.inf)
     every = every or max(50, steps // 20)
     latest: dict[str, StepResult] = {}  # of each move, the last turn that was not logged yet
-    for measured in fit(game, map(training.batch, range(first, steps))):
+    results = fit(game, map(training.batch, range(first, steps)))
+    for measured in _logged_on_error(results, run, latest):
         latest[measured.step_name] = measured
         stopped = training.stop(measured)
         if measured.step % every and measured.step != steps and not stopped:
@@ -265,3 +268,16 @@ def _play(
         run.publish(training.weights(), training.told)
         run.plot()
     run.finish()
+
+
+def _logged_on_error(
+    results: Iterator[StepResult], run: Run, latest: Mapping[str, StepResult]
+) -> Iterator[StepResult]:
+    """The results of a training; where it fails, the latest ones are logged first, since they may show why."""
+    try:
+        yield from results
+    except Exception:
+        with suppress(VeilError, RuntimeError):  # a full disk, or a GPU that failed: the first error counts
+            for result in sorted(latest.values()):
+                run.log(result)
+        raise
