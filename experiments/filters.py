@@ -40,14 +40,13 @@ from veil.audit.report import write
 from veil.audit.result import Result, load, save
 from veil.audit.runner import Data, judge
 from veil.audit.suites import Suite
-from veil.core import Anonymizer, Frames, Region, Veiled
+from veil.core import Anonymizer, Frames, Image, Region, Veiled
 from veil.data import Dataset, Sample, read
 from veil.data.frames import square
 from veil.methods import make
 from veil.methods.filters import Filter
 from veil.people import parts as part_network
 from veil.people.parts import Parts, looked_at
-from veil.people.tracks import Image
 
 SIZE = 112
 METHODS = {
@@ -103,7 +102,7 @@ class Recorded(Anonymizer):
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         frames = np.concatenate(list(windows))
         for image, boxes in zip(frames, self._regions.of(frames), strict=True):
-            regions = tuple(Region("person", tuple(box), 1.0, "found", 0) for box in boxes.tolist())
+            regions = tuple(Region("person", tuple(box), 1.0, "detected", 0) for box in boxes.tolist())
             yield Veiled(self._filter._hide(image, regions, "box")[None], [regions])
 
     def params(self) -> dict:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 Frames = npt.NDArray[np.uint8]
+Image = npt.NDArray[np.uint8]  # one frame (H, W, 3), RGB
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels; x1 and y1 are exclusive
 
 
@@ -100,13 +101,18 @@ def io_errors(
         raise VeilError(message, code=usual[0] if code is None else code) from error
 
 
+# How a region came to be: a detector found it there; it lies between two detections, or beyond the first or the last one; its
+# track was lost, and its place is held.
+RegionSource = Literal["detected", "interpolated", "extrapolated", "held"]
+
+
 class Region(NamedTuple):
     """One place in one frame that was hidden, and why."""
 
     kind: str
     box: Box
     score: float
-    how: Literal["found", "bridged", "extended"]
+    how: RegionSource
     track: int
 
 

@@ -45,7 +45,7 @@ class Telling(Anonymizer):
         hidden[: number % 7 if self.match else 0] = 0.5
         maps = {name: np.full((3, 4), 0.25 * k, np.float32) for k, name in enumerate(self.names)}
         tell(Explained(blue, hidden, maps if number % 3 == 0 else None))
-        region = Region("+".join(self.names), (0, 0, 2, 2), 1.0, "found", -1)
+        region = Region("+".join(self.names), (0, 0, 2, 2), 1.0, "detected", -1)
         return Veiled(blue[None], [(region,) if self.match else ()], [float((hidden >= 0.5).mean())])
 
     def params(self):

@@ -165,11 +165,11 @@ def test_shares_count_instead_of_boxes(video, tmp_path):
     class Part(Probe):
         def stream(self, windows):
             for frames in windows:
-                region = Region("a", (0, 0, 64, 48), 1.0, "found", -1)
+                region = Region("a", (0, 0, 64, 48), 1.0, "detected", -1)
                 yield Veiled(frames, [(region,)] * len(frames), [0.25] * len(frames))
 
     report = veil.anonymize_video(video, tmp_path / "out.mp4", Part(), require_match=True)
-    assert report.hidden == 0.25 and report.tracks == 0 and report.regions["found"] == 20
+    assert report.hidden == 0.25 and report.tracks == 0 and report.regions["detected"] == 20
     assert "hidden in every one of them" in report.sentence()
 
 

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veil.core import Region, VeilError
-from veil.methods import filters, make
+from veil.methods import make
 from veil.methods.filters import Blacken, Blur, Downsample, Mask, Pixelate
-from veil.people.tracks import Detection
+from veil.people import regions
+from veil.people.detectors import Detection
 
 RANDOM = np.random.default_rng(3).integers(0, 256, (13, 18, 3), np.uint8)
 
@@ -103,7 +104,7 @@ def covered(spec, box, shape):
     """What a filter changes of a grey image, given one region."""
     image = np.random.default_rng(0).integers(100, 200, (*shape, 3), np.uint8)
     anonymizer = make(spec)
-    hidden = anonymizer._hide(image, [Region("face", box, 1.0, "found", 0)], anonymizer.shape or "ellipse")  # type: ignore[attr-defined]
+    hidden = anonymizer._hide(image, [Region("face", box, 1.0, "detected", 0)], anonymizer.shape or "ellipse")  # type: ignore[attr-defined]
     return (hidden != image).any(-1)
 
 
@@ -129,7 +130,7 @@ def test_the_pixel_grid_stands_still():
     image = np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8)
     anonymizer = Pixelate(block=8, shape="box")
     hidden = [
-        anonymizer._hide(image, [Region("face", (x, 9, x + 30, 40), 1, "found", 0)], "box")
+        anonymizer._hide(image, [Region("face", (x, 9, x + 30, 40), 1, "detected", 0)], "box")
         for x in (10, 11, 12)
     ]
     assert np.array_equal(hidden[0][10:38, 14:38], hidden[1][10:38, 14:38])
@@ -149,7 +150,7 @@ def test_noise_is_unknown_unless_it_is_seeded():
 
 
 @pytest.mark.parametrize(("region", "last"), [("person", 9 + 90), ("face", 9 + 5)])
-def test_a_body_that_is_lost_in_the_middle_stays_hidden_and_a_face_does_not(monkeypatch, region, last):
+def test_a_lost_track_of_a_body_is_held_and_that_of_a_face_is_not(monkeypatch, region, last):
     """Found until frame 9, in a picture that moves so slowly that everything stays within it."""
 
     class Found:
@@ -158,7 +159,7 @@ def test_a_body_that_is_lost_in_the_middle_stays_hidden_and_a_face_does_not(monk
         def __call__(self, image):
             return [Detection((120.0, 80.0, 200.0, 160.0), 0.9)] if image[0, 0, 0] <= 9 else []
 
-    monkeypatch.setattr(filters, "detector", lambda *_: Found())
+    monkeypatch.setattr(regions, "detector", lambda *_: Found())
     scene = np.random.default_rng(0).integers(40, 220, (24, 32, 3)).repeat(10, 0).repeat(10, 1)
     frames = np.stack([np.roll(scene, t // 2, axis=1) for t in range(120)]).astype(np.uint8)
     frames[:, 0, 0, 0] = np.arange(120)

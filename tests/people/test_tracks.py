@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from veil.people.tracks import Detection, Look, closeness, follow, hull, is_cut
+from veil.people.boxes import closeness, union
+from veil.people.detectors import Detection
+from veil.people.tracks import TrackingOptions, is_cut, track
 
 RANDOM = np.random.default_rng(5)
 SCENE = RANDOM.integers(60, 120, (12, 16, 3)).repeat(20, 0).repeat(20, 1).astype(np.uint8)  # 240 x 320
@@ -56,59 +58,73 @@ def cover(regions, t):
 
 
 @pytest.mark.parametrize("gap", [range(20, 21), range(15, 25), range(18, 31)])
-def test_a_gap_is_bridged(gap):
-    result = list(follow(video(50), Fake(misses=gap), "face", Look(every=1)))
+def test_a_gap_is_interpolated(gap):
+    result = list(track(video(50), Fake(misses=gap), "face", TrackingOptions(every=1)))
     assert len(result) == 50
     assert all(cover(regions, t) > 0.8 for t, (_, regions) in enumerate(result))
-    assert {r.how for t in gap for r in result[t][1]} == {"bridged"}
+    assert {r.how for t in gap for r in result[t][1]} == {"interpolated"}
     assert len({r.track for _, regions in result for r in regions}) == 1
 
 
 def test_a_longer_gap_than_the_look_ahead_is_not_guessed():
-    result = list(follow(video(60), Fake(misses=range(15, 45)), "face", Look(every=1, bridge=10, extend=3)))
+    result = list(
+        track(
+            video(60), Fake(misses=range(15, 45)), "face", TrackingOptions(every=1, max_gap=10, extrapolate=3)
+        )
+    )
     assert all(cover(result[t][1], t) > 0.8 for t in (14, 15, 16, 17, 42, 43, 44, 45))
     assert not any(result[t][1] for t in range(20, 40))
 
 
-def test_whoever_is_lost_in_the_middle_of_the_picture_is_carried_on():
+def test_a_track_lost_in_the_middle_of_the_picture_is_held():
     """In a box that grows; where the picture ends, one may have left it."""
-    look = Look(every=1, bridge=10, extend=3, lost=40)
-    result = list(follow(video(60), Fake(misses=range(15, 45)), "person", look))
+    options = TrackingOptions(every=1, max_gap=10, extrapolate=3, hold=40)
+    result = list(track(video(60), Fake(misses=range(15, 45)), "person", options))
     assert all(cover(regions, t) > 0.8 for t, (_, regions) in enumerate(result))
     assert len({r.track for _, regions in result for r in regions}) == 1
     widths = [result[t][1][0].box[2] - result[t][1][0].box[0] for t in (14, 25, 32)]
     assert widths[0] < widths[1] < widths[2] < 2 * widths[0]
-    result = list(follow(video(60, lambda t: t < 5), Fake(), "person", look))
+    result = list(track(video(60, lambda t: t < 5), Fake(), "person", options))
+    assert [result[t][1][0].how for t in (4, 7, 8, 44)] == ["detected", "extrapolated", "held", "held"]
     assert [t for t, (_, regions) in enumerate(result) if regions] == list(range(45))
-    result = list(follow(video(80, lambda t: t < 65), Fake(), "person", look))  # to the last 4 of 320 pixels
+    result = list(
+        track(video(80, lambda t: t < 65), Fake(), "person", options)
+    )  # to the last 4 of 320 pixels
     assert [t for t, (_, regions) in enumerate(result) if regions] == list(range(68))
 
 
 def test_before_the_first_and_after_the_last_detection():
     result = list(
-        follow(video(40), Fake(misses=[*range(12), *range(25, 40)]), "face", Look(every=1, extend=4))
+        track(
+            video(40),
+            Fake(misses=[*range(12), *range(25, 40)]),
+            "face",
+            TrackingOptions(every=1, extrapolate=4),
+        )
     )
     hidden = [t for t, (_, regions) in enumerate(result) if regions]
     assert hidden == list(range(8, 29))
     assert all(cover(result[t][1], t) > 0.75 for t in hidden)
-    assert {r.how for t in (8, 11, 25, 28) for r in result[t][1]} == {"extended"}
+    assert {r.how for t in (8, 11, 25, 28) for r in result[t][1]} == {"extrapolated"}
 
 
 def test_frames_between_two_looks_are_covered():
-    result = list(follow(video(50), Fake(), "face", Look(every=6)))
+    result = list(track(video(50), Fake(), "face", TrackingOptions(every=6)))
     assert all(cover(regions, t) > 0.8 for t, (_, regions) in enumerate(result))
 
 
 def test_whoever_enters_between_two_looks_is_covered_from_the_first_frame():
     for first in range(8, 16):
-        result = list(follow(video(40, lambda t, first=first: t >= first), Fake(), "face", Look(every=6)))
+        result = list(
+            track(video(40, lambda t, first=first: t >= first), Fake(), "face", TrackingOptions(every=6))
+        )
         assert all(cover(regions, t) > 0.7 for t, (_, regions) in enumerate(result) if t >= first), first
 
 
 def test_weak_detections_count_only_beside_a_sure_one():
-    look = Look(every=1, confirm=0.5, keep=0.1)
-    assert not any(regions for _, regions in follow(video(20), Fake(score=0.4), "face", look))
-    assert all(regions for _, regions in follow(video(20), Fake(score=0.6), "face", look))
+    options = TrackingOptions(every=1, confirm=0.5, keep=0.1)
+    assert not any(regions for _, regions in track(video(20), Fake(score=0.4), "face", options))
+    assert all(regions for _, regions in track(video(20), Fake(score=0.6), "face", options))
 
     class Rising(Fake):
         def __call__(self, image):
@@ -116,7 +132,7 @@ def test_weak_detections_count_only_beside_a_sure_one():
                 d._replace(score=0.2 if int(image[0, 0, 0]) < 12 else 0.9) for d in super().__call__(image)
             ]
 
-    assert all(regions for _, regions in follow(video(20), Rising(), "face", look))
+    assert all(regions for _, regions in track(video(20), Rising(), "face", options))
 
 
 def test_a_cut_ends_tracks_and_is_looked_at_from_both_sides():
@@ -128,34 +144,34 @@ def test_a_cut_ends_tracks_and_is_looked_at_from_both_sides():
             yield image
 
     fake = Fake()
-    result = list(follow(cut(), fake, "face", Look(every=6, extend=5)))
+    result = list(track(cut(), fake, "face", TrackingOptions(every=6, extrapolate=5)))
     assert all(cover(regions, t) > 0.8 for t, (_, regions) in enumerate(result[:13]))
     assert not any(regions for _, regions in result[13:])
 
 
 def test_every_frame_once_in_order_whatever_the_length():
     for length in (1, 2, 15, 16, 17, 40):
-        numbers = [int(image[0, 0, 0]) for image, _ in follow(video(length), Fake(), "face")]
+        numbers = [int(image[0, 0, 0]) for image, _ in track(video(length), Fake(), "face")]
         assert numbers == list(range(length))
-    assert list(follow(iter(()), Fake(), "face")) == []
+    assert list(track(iter(()), Fake(), "face")) == []
 
 
 def test_looking_stays_within_the_budget_and_a_still_picture_costs_nearly_nothing():
     moving = Fake()
-    list(follow(video(60), moving, "face", Look(every=4, refresh=1000)))
+    list(track(video(60), moving, "face", TrackingOptions(every=4, refresh=1000)))
     assert sum(moving.looks) <= 60 / 4 + 3
     still = Fake()
     image = next(video(1))
-    list(follow((image for _ in range(60)), still, "face", Look(every=1, refresh=1000)))
+    list(track((image for _ in range(60)), still, "face", TrackingOptions(every=1, refresh=1000)))
     assert sum(still.looks) <= 2
 
 
 def test_only_what_changed_is_looked_at_and_what_was_seen_elsewhere_stays():
     fake = Fake(local=True)
-    result = list(follow(video(50), fake, "face", Look(every=1, refresh=1000)))
+    result = list(track(video(50), fake, "face", TrackingOptions(every=1, refresh=1000)))
     assert sum(fake.looks) < 0.6 * 50
     assert all(cover(regions, t) > 0.9 for t, (_, regions) in enumerate(result))
-    assert all(r.how == "found" for _, regions in result for r in regions)
+    assert all(r.how == "detected" for _, regions in result for r in regions)
 
 
 def test_memory_is_bounded():
@@ -170,7 +186,7 @@ def test_memory_is_bounded():
             yield image
 
     most = 0
-    for _ in follow(counted(), Fake(), "face", Look(bridge=16)):
+    for _ in track(counted(), Fake(), "face", TrackingOptions(max_gap=16)):
         gc.collect(0)
         most = max(most, sum(ref() is not None for ref in alive))
     assert most <= 16 + 4
@@ -187,4 +203,4 @@ def test_closeness_and_cuts():
 
 def test_where_two_ways_lead_apart_both_are_hidden():
     """A look that slid off the face must not pull the hidden region with it."""
-    assert hull((0, 0, 10, 10), (4, 20, 12, 30)) == (0, 0, 12, 30)
+    assert union((0, 0, 10, 10), (4, 20, 12, 30)) == (0, 0, 12, 30)

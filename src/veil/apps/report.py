@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import cv2
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from veil.core import Frames, Region, VeilError, __version__, io_errors
+from veil.core import Frames, Region, RegionSource, VeilError, __version__, io_errors
 from veil.media.draft import Draft
 from veil.media.video import VideoInfo, is_image
 
@@ -36,7 +36,7 @@ class Report:
     seconds: float  # how long it took
     hidden: float  # mean share of a frame that was changed, 0 to 1
     tracks: int | None  # how many faces or people were followed, if any were; None: whole frames were changed
-    regions: dict[str, int] = field(default_factory=dict)  # how many were found, bridged, extended
+    regions: dict[str, int] = field(default_factory=dict)  # how many of each `RegionSource`
     missing: list[str] = field(default_factory=list)  # names that were to be hidden and never found
     nothing_found: list[tuple[int, int]] = field(
         default_factory=list
@@ -120,7 +120,7 @@ class Tally:
             self._share += _share(found, *size) if shares is None else shares[i]
             self._how.update(region.how for region in found)
             now = {region.track for region in found if region.track >= 0}  # -1: not followed
-            self._names.update(*(r.kind.split("+") for r in found if r.track < 0 and r.how == "found"))
+            self._names.update(*(r.kind.split("+") for r in found if r.track < 0 and r.how == "detected"))
             self._tracks += len(now - self._seen)
             self._seen = {t for t in self._seen | now if t > max(now, default=0) - 10_000}
             if not found and self._bare and self._bare[-1][1] == at - 1:
@@ -146,7 +146,7 @@ class Tally:
             hidden=round(self._share / max(1, self.frames), 4),
             tracks=None if self._whole else self._tracks,
             missing=self.missing(params),
-            regions={how: self._how[how] for how in ("found", "bridged", "extended")},
+            regions={how: self._how[how] for how in get_args(RegionSource)},
             nothing_found=[(first, last) for first, last in self._bare],
         )
 
@@ -200,7 +200,12 @@ class ReportFile:
             self._draft.discard()
 
 
-_COLOURS = {"found": (64, 220, 96), "bridged": (255, 190, 40), "extended": (255, 96, 80)}
+_COLOURS = {
+    "detected": (64, 220, 96),
+    "interpolated": (255, 190, 40),
+    "extrapolated": (255, 96, 80),
+    "held": (255, 64, 160),
+}
 _MOST = 24  # pictures kept while the length is unknown; half of them at least are shown
 
 

@@ -33,8 +33,8 @@ import numpy.typing as npt
 from veil.core import Box, Frames, VeilError
 from veil.media.video import VideoSource, is_image, is_video, open_source
 from veil.metrics import Bootstrap, Resampling, Score
+from veil.people.boxes import closeness
 from veil.people.faces import Embedder, FaceEmbedder, Seen
-from veil.people.tracks import closeness
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]

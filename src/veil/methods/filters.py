@@ -9,7 +9,7 @@ What each does to a picture, or to the part of it inside a region::
     downsample  up(down(x, n), n)  averages over n x n pixels, then bilinear, so that the size stays
     noise       x + σ n            n from the standard normal distribution, for each value apart
 
-Regions come from `veil.people.tracks`, are grown by `margin` of their size on each side and cut to `shape`.
+Regions come from `veil.people.regions`, are grown by `margin` of their size on each side and cut to `shape`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import cv2
 import numpy as np
@@ -27,24 +27,12 @@ import numpy.typing as npt
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from veil.core import Anonymizer, Box, Frames, Region, Veiled
-from veil.people.detectors import Kind, detector
-from veil.people.tracks import Detection, Detector, Image, Look, follow, grown
+from veil.core import Anonymizer, Frames, Image, Region, Veiled
+from veil.people.boxes import Outline, mask, to_pixels
+from veil.people.regions import DEFAULTS, find_regions
+from veil.people.tracks import TrackingOptions
 
 Where = Literal["face", "person", "frame"]
-
-
-class Bounds(NamedTuple):
-    """How a detection becomes a region."""
-
-    shape: Literal["ellipse", "box"]
-    margin: float
-    threshold: float
-    lost: int  # frames for which one is carried on that is lost in the middle: a face may have turned away, a body not
-
-
-BOUNDS = {"face": Bounds("ellipse", 0.45, 0.2, 0), "person": Bounds("box", 0.1, 0.25, 90)}
-
 CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -59,7 +47,7 @@ class Filter(Anonymizer):
 
     region: Annotated[Where, Field(description="what is hidden")] = "face"
     shape: Annotated[
-        Literal["ellipse", "box"] | None,
+        Outline | None,
         Field(description="shape of a region [ellipse for faces, box for people]"),
     ] = None
     margin: Annotated[
@@ -94,22 +82,22 @@ class Filter(Anonymizer):
                 yield Veiled(np.stack([self.change(image, None) for image in frames]), None)
             return
         images = (image for frames in windows for image in frames)
-        shape = BOUNDS[self.region].shape if self.shape is None else self.shape
-        for image, regions in followed(images, self.region, self.margin, self.threshold, self.detector):
-            yield Veiled(self._hide(image, regions, shape)[None], [regions])
+        outline = DEFAULTS[self.region].outline if self.shape is None else self.shape
+        for image, regions in find_regions(images, self.region, self.margin, self.threshold, self.detector):
+            yield Veiled(self._hide(image, regions, outline)[None], [regions])
 
     def ahead(self) -> int:
         """See `Anonymizer`."""
-        return 0 if self.region == "frame" else Look.bridge
+        return 0 if self.region == "frame" else TrackingOptions.max_gap
 
-    def _hide(self, image: Image, regions: Iterable[Region], shape: str) -> Image:
+    def _hide(self, image: Image, regions: Iterable[Region], outline: Outline) -> Image:
         hidden = image.copy()
         grid = getattr(self, self.GRID) if self.GRID else 1
         for region in regions:
-            x0, y0, x1, y1 = pixels(region.box, image.shape, grid)
+            x0, y0, x1, y1 = to_pixels(region.box, image.shape, grid)
             if x0 >= x1 or y0 >= y1:
                 continue
-            within = inside(region.box, shape, (x0, y0, x1, y1))
+            within = mask(region.box, outline, (x0, y0, x1, y1))
             changed = self.change(image[y0:y1, x0:x1], within)
             np.copyto(hidden[y0:y1, x0:x1], changed, where=within[..., None])
         return hidden
@@ -203,58 +191,13 @@ class Noise(Filter):
     def change(self, image: Image, inside: npt.NDArray[np.bool_] | None) -> Image:
         """Noisy."""
         # The picture is part of the key, so that how a video is cut into windows makes no difference.
-        dice = np.random.default_rng([self._key, zlib.crc32(image.tobytes())])
-        noise = dice.standard_normal(image.shape, np.float32)
+        rng = np.random.default_rng([self._key, zlib.crc32(image.tobytes())])
+        noise = rng.standard_normal(image.shape, np.float32)
         return np.clip(np.rint(image + 255 * self.amount * noise), 0, 255).astype(np.uint8)
 
     @cached_property
     def _key(self) -> int:
         return secrets.randbits(128) if self.seed is None else self.seed
-
-
-def followed(
-    images: Iterable[Image],
-    kind: Kind,
-    margin: float | None = None,
-    threshold: float | None = None,
-    name: str | None = None,
-    every: int = Look.every,
-    longest: int | None = None,
-) -> Iterator[tuple[Image, tuple[Region, ...]]]:
-    """Each image with its regions of that kind, grown; None: as `BOUNDS` and the default detector have it.
-
-    ``every``: see `Look`; ``longest``: the detector is shown images whose longer side is at most so long.
-    """
-    margin = BOUNDS[kind].margin if margin is None else margin
-    threshold = BOUNDS[kind].threshold if threshold is None else threshold
-    look = Look(confirm=threshold, keep=0.6 * threshold, every=every, lost=BOUNDS[kind].lost)
-    find = detector(kind, name)
-    if longest is not None:
-        find = _Smaller(find, longest)
-    for image, regions in follow(images, find, kind, look):
-        larger = (region._replace(box=grown(region.box, margin)) for region in regions)
-        yield image, tuple(region for region in larger if _shows(region.box, image.shape))
-
-
-class _Smaller:
-    """A detector that is shown smaller images: the first one, which is whole, tells how much smaller."""
-
-    def __init__(self, find: Detector, longest: int):
-        self.local, self._find, self._longest = find.local, find, longest
-        self._scale: float | None = None
-
-    def __call__(self, image: Image) -> list[Detection]:
-        if self._scale is None:
-            self._scale = min(1.0, self._longest / max(image.shape[:2]))
-        if self._scale == 1:
-            return self._find(image)
-        height, width = (max(1, round(side * self._scale)) for side in image.shape[:2])
-        small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA).astype(np.uint8, copy=False)
-        across, down = image.shape[1] / width, image.shape[0] / height
-        return [
-            Detection((x0 * across, y0 * down, x1 * across, y1 * down), score)
-            for (x0, y0, x1, y1), score in self._find(small)
-        ]
 
 
 def _blocks(image: Image, side: int) -> Image:
@@ -270,27 +213,3 @@ def _resized(blocks: Image, shape: tuple[int, ...], side: int, how: int) -> Imag
     """Blocks enlarged by `side` and cut to `shape` (the inverse of the fill of `_blocks`)."""
     large = cv2.resize(blocks, (blocks.shape[1] * side, blocks.shape[0] * side), interpolation=how)
     return large[: shape[0], : shape[1]].astype(np.uint8)
-
-
-def _shows(box: Box, shape: tuple[int, ...]) -> bool:
-    """Whether any of the box lies in the image: people leave, and their track follows them a few frames more."""
-    return box[0] < shape[1] and box[1] < shape[0] and box[2] > 0 and box[3] > 0
-
-
-def pixels(box: Box, shape: tuple[int, ...], grid: int = 1) -> tuple[int, int, int, int]:
-    """The whole pixels that a box touches, widened to the grid and cut to the image."""
-    x0, y0, x1, y1 = box
-    left, top = (max(0, int(np.floor(v / grid)) * grid) for v in (x0, y0))
-    right, bottom = (int(np.ceil(v / grid)) * grid for v in (x1, y1))
-    return left, top, min(shape[1], right), min(shape[0], bottom)
-
-
-def inside(box: Box, shape: str, window: tuple[int, int, int, int]) -> npt.NDArray[np.bool_]:
-    """Which pixels of `window` belong to the region."""
-    x0, y0, x1, y1 = box
-    x, y = np.arange(window[0], window[2]) + 0.5, np.arange(window[1], window[3]) + 0.5
-    if shape == "box":
-        # A pixel that the box touches belongs to it.
-        return ((y > y0 - 0.5) & (y < y1 + 0.5))[:, None] & ((x > x0 - 0.5) & (x < x1 + 0.5))
-    across, down = max((x1 - x0) / 2, 0.5), max((y1 - y0) / 2, 0.5)
-    return (((y - (y0 + y1) / 2) / down) ** 2)[:, None] + ((x - (x0 + x1) / 2) / across) ** 2 <= 1

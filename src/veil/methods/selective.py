@@ -41,15 +41,17 @@ import numpy.typing as npt
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from veil.core import Anonymizer, Explained, Frames, Region, Veiled, VeilError
-from veil.methods.filters import BOUNDS, CHECKED, followed, inside, pixels
+from veil.core import Anonymizer, Explained, Frames, Image, Region, Veiled, VeilError
+from veil.methods.filters import CHECKED
 from veil.methods.noise import CarriedNoise, Carry, Levels, Mode, blend
 from veil.nn.flow import By, Flow, Motion, enlarge, estimator, warp
 from veil.people import descriptors as dense
 from veil.people import parts as part_network
 from veil.people import templates
+from veil.people.boxes import mask, to_pixels
 from veil.people.detectors import Kind
-from veil.people.tracks import Image, Look
+from veil.people.regions import DEFAULTS, find_regions
+from veil.people.tracks import TrackingOptions
 
 Array = npt.NDArray[np.float32]
 Found = tuple[Region, ...]
@@ -168,7 +170,7 @@ class Selective(Anonymizer):
     def ahead(self) -> int:
         """See `Anonymizer`."""
         kinds = sum(kind in self.also for kind in get_args(Kind))
-        return kinds * Look.bridge + max(AHEAD + self.every, TARGETING - 1 if self.target else 0)
+        return kinds * TrackingOptions.max_gap + max(AHEAD + self.every, TARGETING - 1 if self.target else 0)
 
     def explained(self, windows: Iterable[Frames], tell: Tell) -> Iterator[Veiled]:
         """See `Anonymizer.explained`."""
@@ -401,9 +403,9 @@ class _Obfuscation:
             np.float32, copy=False
         )
         for region in frame.regions:
-            cut = pixels(region.box, image.shape)
+            cut = to_pixels(region.box, image.shape)
             x0, y0, x1, y1 = cut
-            wide[y0:y1, x0:x1][inside(region.box, BOUNDS[region.kind].shape, cut)] = 1
+            wide[y0:y1, x0:x1][mask(region.box, DEFAULTS[region.kind].outline, cut)] = 1
         hidden, noise = wide >= given.threshold, frame.noise
         if self.levels is not None:
             where = hidden if given.levels == "hidden" else None
@@ -429,7 +431,7 @@ class _Obfuscation:
             part = slice(y, y + h), slice(x, x + w)
             kind = "+".join(self.looking.found(frame.maps, part, threshold)) if frame.maps else ""
             box = x * across, y * down, (x + w) * across, (y + h) * down
-            how = "found" if kind else "bridged"
+            how = "detected" if kind else "interpolated"
             yield Region(kind or self.given.hide, box, float(saliency[part].max()), how, -1)
 
 
@@ -492,5 +494,5 @@ def _and(stream: Iterator[tuple[Image, Found]], kind: Kind) -> Iterator[tuple[Im
             before.append(found)
             yield image
 
-    for image, found in followed(images(), kind, every=DETECTING, longest=DETECTED):
+    for image, found in find_regions(images(), kind, every=DETECTING, longest=DETECTED):
         yield image, before.popleft() + found

@@ -12,12 +12,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from veil.core import Box, VeilError
+from veil.core import Box, Image, VeilError
 from veil.nn import weights
 from veil.nn.onnx import session
 from veil.people.detectors import detector
 from veil.people.faces import Seen
-from veil.people.tracks import Image
 
 OSNET = "osnet_x0_25"  # its name in veil.nn.weights
 _SIZE = 128, 256  # width and height

@@ -27,10 +27,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from veil.core import VeilError
+from veil.core import Image, VeilError
 from veil.nn import weights
 from veil.nn.onnx import session
-from veil.people.tracks import Image
 
 if TYPE_CHECKING:
     from onnx import NodeProto, TensorProto

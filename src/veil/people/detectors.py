@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from veil.core import Box, VeilError
+from veil.core import Box, Image, VeilError
 from veil.nn import weights
 from veil.nn.onnx import session
-from veil.people.tracks import Detection, Detector, Image
 
 Kind = Literal["face", "person"]
 Array = npt.NDArray[np.float32]
 SMALL_FACE, SMALL_FACE_RAISE = (48, 96), (5 / 3, 1.0)  # heights in pixels, and by how much the heat is raised
+
+
+class Detection(NamedTuple):
+    """Where a detector found something, and its score (0 to 1)."""
+
+    box: Box
+    score: float
+
+
+class Detector(Protocol):
+    """Finds faces, people or other things in one image."""
+
+    local: bool  # whether it may run on part of an image: what it finds there does not depend on the rest
+
+    def __call__(self, image: Image) -> list[Detection]:
+        """Boxes in pixels of `image` ``(H, W, 3)`` RGB, each with a score from 0 to 1."""
+        ...
 
 
 class CenterFace:

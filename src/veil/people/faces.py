@@ -16,9 +16,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from veil.core import Box, VeilError
+from veil.core import Box, Image, VeilError
 from veil.people.detectors import detector
-from veil.people.tracks import Image
 
 Embedding = npt.NDArray[np.float32]  # (D,)
 _MODELS = "dlib_face_recognition_resnet_model_v1.dat", "shape_predictor_5_face_landmarks.dat"

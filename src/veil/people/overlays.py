@@ -11,11 +11,11 @@ import numpy.typing as npt
 import PIL.Image
 import PIL.ImageDraw
 
+from veil.core import Image
 from veil.people import descriptors as dense
 from veil.people import parts, pictures, templates
 from veil.people.descriptors import Descriptor
 from veil.people.templates import Template
-from veil.people.tracks import Image
 
 
 def draw_template(

@@ -16,9 +16,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from veil.core import VeilError
+from veil.core import Image, VeilError
 from veil.nn.onnx import session
-from veil.people.tracks import Image
 
 Array = npt.NDArray[np.float32]
 

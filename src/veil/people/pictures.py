@@ -9,8 +9,7 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 
-from veil.core import VeilError
-from veil.people.tracks import Image
+from veil.core import Image, VeilError
 
 PICTURES = ("astronaut", "camera", "people")
 """Pictures that every installation has: photographs of an astronaut (NASA, public domain) and of a man with a camera

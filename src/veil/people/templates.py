@@ -30,12 +30,11 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from veil.core import VeilError, io_errors
+from veil.core import Image, VeilError, io_errors
 from veil.media.draft import Draft
 from veil.people import descriptors as dense
 from veil.people import parts, pictures
 from veil.people.descriptors import Descriptor
-from veil.people.tracks import Image
 
 Array = npt.NDArray[np.float32]
 Click = tuple[float, float]  # x, y in pixels
