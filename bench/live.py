@@ -3,7 +3,7 @@
     python bench/live.py delay [--seconds 8] [--size 640x480] [METHOD…]
     python bench/live.py start [--runs 5]
 
-`delay` shows a looped video at its own 30 frames a second, as from a camera, and tells milliseconds from the moment a frame came in
+`delay` shows a looped video at its own 30 frames a second, as from a camera, and prints milliseconds from the moment a frame came in
 to the moment it was shown, and the processor's milliseconds for a frame, decoding included. `start` is the whole of `veil anonymize --with model.onnx` for a video of one frame, from the shell
 until the file is there, beside what Python and Veil need before any model is read; the goal is two seconds. On a machine that has other
 work, the processor time tells more.
@@ -22,7 +22,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from veil.apps.demo import sample
-from veil.apps.live import live
+from veil.apps.live.run import live
 from veil.core import Frames
 from veil.media.video import Time, VideoInfo, open_sink
 from veil.methods import make
@@ -30,16 +30,16 @@ from veil.methods import make
 METHODS = ["downsample", "pixelate:region=frame", "blacken", "selective", "prototypes"]
 
 
-class Nowhere:
-    """An outlet that shows nothing, so that the rest is measured."""
+class NullSink:
+    """A sink that shows nothing, so that the rest is measured."""
 
-    def show(self, frame: Frames, tick: int, *, card: bool) -> bool:
+    def show(self, frame: Frames, tick: int, *, placeholder: bool) -> bool:
         return True
 
-    def idle(self) -> bool:
+    def poll(self) -> bool:
         return True
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return ""
 
     def close(self) -> None:
@@ -64,12 +64,12 @@ def delay(methods: list[str], size: tuple[int, int], seconds: float) -> None:
             method = make(name)
             list(method.stream([sample(2, size)]))  # weights are read before the clock runs
             before = time.process_time()
-            found = live(str(source), [Nowhere()], method, loop=True, seconds=seconds)
-            work = 1000 * (time.process_time() - before) / max(1, found.filmed - found.dropped)
+            found = live(str(source), [NullSink()], method, loop=True, seconds=seconds)
+            work = 1000 * (time.process_time() - before) / max(1, found.captured - found.dropped)
             middle, most = found.delay
             print(
                 f"| {Path(name).name} | {1000 * (method.ahead() or 0) / 30:.0f} ms | {middle:.0f} ms | {most:.0f} ms "
-                f"| {found.shown / found.seconds:.1f} | {found.dropped + found.late} of {found.filmed} | {work:.0f} ms |",
+                f"| {found.shown / found.seconds:.1f} | {found.dropped + found.late} of {found.captured} | {work:.0f} ms |",
                 flush=True,
             )
 
@@ -77,8 +77,8 @@ def delay(methods: list[str], size: tuple[int, int], seconds: float) -> None:
 def start(runs: int) -> None:
     from veil.apps.export import export
 
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         source = video(folder / "in.mp4", (640, 480), 1)
         export("prototypes", folder / "model.onnx")
         export("prototypes", folder / "int8.onnx", int8=True)
@@ -89,7 +89,7 @@ def start(runs: int) -> None:
             "--with model.onnx": [*anonymize, str(folder / "model.onnx")],
             "--with int8.onnx": [*anonymize, str(folder / "int8.onnx")],
         }
-        for words, command in commands.items():
+        for name, command in commands.items():
             took, work = [], []
             for _ in range(runs):
                 before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -98,7 +98,7 @@ def start(runs: int) -> None:
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 work.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
             print(
-                f"{words:20} {statistics.median(took):.2f} s in the median, {max(took):.2f} s at most; "
+                f"{name:20} {statistics.median(took):.2f} s in the median, {max(took):.2f} s at most; "
                 f"{statistics.median(work):.2f} s of processor time",
                 flush=True,
             )

@@ -22,7 +22,7 @@ def live(
     region: Region | None = None,
     loop: Flag = False,
     seconds: float | None = None,
-    give_up: float | None = None,
+    reconnect_timeout: float | None = None,
     share_on_network: Flag = False,
     token: Annotated[str | None, Parameter(env_var="VEIL_TOKEN")] = None,
     overwrite: Flag = False,
@@ -51,7 +51,7 @@ def live(
         Play a file again and again.
     seconds
         End after N seconds.
-    give_up
+    reconnect_timeout
         End when the source was away for N seconds [never].
     share_on_network
         Let other machines see it; they must give the token.
@@ -60,7 +60,7 @@ def live(
     overwrite
         Replace a file that exists.
     """
-    from veil.apps.live import live as show
+    from veil.apps.live.run import live as show
 
     if (camera is None) == (source is None):
         raise VeilError("one source is needed: give --camera NUMBER or --source URL.", code="one-source")
@@ -70,11 +70,11 @@ def live(
         make(chosen_method(method, with_, region), region=region),
         loop=loop,
         seconds=seconds,
-        give_up=give_up,
+        reconnect_timeout=reconnect_timeout,
         share_on_network=share_on_network,
         token=token,
         overwrite=overwrite,
-        say=print_message,
+        log=print_message,
     )
     print_result(result.sentence())
     return 0
