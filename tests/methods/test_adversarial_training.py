@@ -232,7 +232,7 @@ def test_rotation_and_moco_in_place_of_contrast():
     queue = budget.net.queue.clone()
     query, key = (
         F.normalize(net(redrawn(redraw, v[:, :, None])[:, :, 0]), dim=1)
-        for net, v in ((budget.net.encoder, batch.first), (budget.net.slow, batch.second))
+        for net, v in ((budget.net.encoder, batch.first), (budget.net.momentum_encoder, batch.second))
     )
     scores = torch.cat([(query * key).sum(1, keepdim=True), query @ queue.T], 1) / 0.1
     expected = -cross_entropy(scores, torch.zeros(4, dtype=torch.long))
@@ -831,14 +831,14 @@ def test_resume_with_another_recipe_is_refused(recipe, tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_the_run_where_it_can_go_on(recipe, tmp_path, monkeypatch):
-    right, calls = spact.answer_loss, []
+    right, calls = spact.classification_loss, []
 
     def wrong(*answer: Tensor) -> Tensor:
         calls.append(1)
         return right(*answer) * (math.nan if len(calls) == 4 else 1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(spact, "answer_loss", wrong)
+        patch.setattr(spact, "classification_loss", wrong)
         with pytest.raises(
             VeilError,
             match=r"the term 'task' of move 'hide' is nan at step 7: begin anew with a lower learning rate \(now "
@@ -862,7 +862,7 @@ def test_a_run_that_cannot_go_on_does_not_stay(every, recipe, tmp_path, monkeypa
     with pytest.raises(VeilError, match=sentence):
         train(recipe, tmp_path / "run", sets=sets, every=every, device="cpu")
     assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(spact, "answer_loss", lambda *_: torch.full((), math.nan, requires_grad=True))
+    monkeypatch.setattr(spact, "classification_loss", lambda *_: torch.full((), math.nan, requires_grad=True))
     with pytest.raises(VeilError, match=r"is nan at step 1: .*; no checkpoint was made yet\.$"):
         train(recipe, tmp_path / "run", sets=("drawing=0",), every=every, device="cpu")
     assert not (tmp_path / "run").exists()
@@ -872,7 +872,7 @@ def test_a_full_memory_is_one_sentence(recipe, tmp_path, monkeypatch):
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore.")
 
-    monkeypatch.setattr(spact, "answer_loss", full)
+    monkeypatch.setattr(spact, "classification_loss", full)
     with pytest.raises(VeilError) as told:
         train(recipe, tmp_path / "run", every=2, device="cpu")
     assert str(told.value) == (

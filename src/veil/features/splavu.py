@@ -58,7 +58,7 @@ from veil.features.heads.anomaly import MGFN, binned
 from veil.features.heads.detection import TriDet, on_grid
 from veil.training import config
 from veil.training.fit import Phase, PhaseSequence, Setup, Step, Terms
-from veil.training.losses import capped, nt_xent, uninformative
+from veil.training.losses import chance_loss, clamped, nt_xent
 from veil.training.recipe import STRICT, Seed, Training
 from veil.training.run import recipe_in, weights_in
 
@@ -433,8 +433,8 @@ class Players:
         moved = (self.standard(after) - self.standard(batch.clips))[batch.mask]
         terms = {**self.tasks(batch, after), "consistency": r.consistency * moved.square().mean()}
         if r.budget == "static":
-            loss, ignorant = self.static_loss(batch), uninformative(len(batch.stills))
-            terms["budget"] = -r.budget_weight * (loss if r.cap is None else capped(loss, ignorant + r.cap))
+            loss, ignorant = self.static_loss(batch), chance_loss(len(batch.stills))
+            terms["budget"] = -r.budget_weight * (loss if r.cap is None else clamped(loss, ignorant + r.cap))
         elif r.budget == "match":
             terms["budget"] = +r.budget_weight * knowledge(*self.matched(batch, after)).mean()
         return terms

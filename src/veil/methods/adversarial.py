@@ -29,11 +29,11 @@ from veil.nn import unet
 from veil.training.data import Batch, DataConfig, TrainingData, named, of_clips, of_frames, setup
 from veil.training.fit import LRSchedule, Phase, PhaseSequence, Step, Terms
 from veil.training.losses import (
-    answer_loss,
     binary_entropy,
     binary_uniform_cross_entropy,
+    classification_loss,
     entropy,
-    strongest,
+    max_over_networks,
     uniform_cross_entropy,
 )
 from veil.training.recipe import STRICT, Seed, Training
@@ -44,7 +44,7 @@ Ignorance = Literal["uniform", "entropy", "reversal"]
 def ignorance(logits: Tensor, labels: Tensor, kind: Ignorance) -> Tensor:
     """L_U of one budget network, low where it is ignorant: logits ``(N, K)``; labels are looked at by "reversal" alone."""
     if kind == "reversal":
-        return -answer_loss(logits, labels)
+        return -classification_loss(logits, labels)
     several = labels.ndim == 2
     if kind == "uniform":
         return binary_uniform_cross_entropy(logits) if several else uniform_cross_entropy(logits)
@@ -109,8 +109,8 @@ class Players:
         if batch.who is not None:
             ignorances += [ignorance(answer, batch.who, kind) for answer in of_clip]
         return {
-            "task": +answer_loss(self.task(drawn), batch.action),
-            "budget": +self.recipe.gamma * strongest(ignorances),
+            "task": +classification_loss(self.task(drawn), batch.action),
+            "budget": +self.recipe.gamma * max_over_networks(ignorances),
         }
 
     def drawn(self, batch: Batch) -> Tensor:
@@ -123,12 +123,12 @@ class Players:
             drawn = self.drawn(batch)
             pictures, labels = self.pictures(batch, drawn)
         of_pictures, of_clip = self.seekers(pictures, drawn)
-        terms = {"task": +answer_loss(self.task(drawn), batch.action)}
+        terms = {"task": +classification_loss(self.task(drawn), batch.action)}
         for number, answer in enumerate(of_pictures):
-            terms[f"budget{number}"] = +answer_loss(answer, labels)
+            terms[f"budget{number}"] = +classification_loss(answer, labels)
         for number, answer in enumerate(of_clip):
             assert batch.who is not None
-            terms[f"clip_budget{number}"] = +answer_loss(answer, batch.who)
+            terms[f"clip_budget{number}"] = +classification_loss(answer, batch.who)
         return terms
 
     def restart(self, number: int) -> None:

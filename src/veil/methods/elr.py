@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from veil.core import VeilError
 from veil.training.data import Batch, DataConfig, TrainingData, named, of_clips, setup
 from veil.training.fit import Phase, Step, Terms
-from veil.training.losses import answer_loss
+from veil.training.losses import classification_loss
 from veil.training.recipe import STRICT, Seed, Training
 
 SHIFT, SCALE, TURN = 0.5, 0.1, math.radians(5)  # the largest: of a coarse pixel, of the size, in radians
@@ -191,7 +191,7 @@ class ELR:
 
         def learn(batch: Batch) -> Terms:
             which = torch.randint(self.pool, (len(batch.clip),), device=batch.clip.device)
-            return {"task": +answer_loss(task(every(batch.clip, which)), batch.action)}
+            return {"task": +classification_loss(task(every(batch.clip, which)), batch.action)}
 
         def chosen() -> dict[str, Tensor]:
             answers = [

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from veil.nn.unet import UNet, per_frame
 from veil.training.data import Batch, DataConfig, TrainingData, named, of_clips, of_frames, setup
 from veil.training.fit import Phase, PhaseSequence, Step, Terms
-from veil.training.losses import answer_loss
+from veil.training.losses import classification_loss
 from veil.training.recipe import STRICT, Seed, Training
 
 
@@ -109,8 +109,8 @@ class NoisyRecipe:
         def warm(batch: Batch) -> Terms:
             assert batch.private is not None
             return {
-                "task": +answer_loss(task(batch.clip), batch.action),
-                "budget": +answer_loss(budget(batch.first), batch.private),
+                "task": +classification_loss(task(batch.clip), batch.action),
+                "budget": +classification_loss(budget(batch.first), batch.private),
             }
 
         def hide(batch: Batch) -> Terms:

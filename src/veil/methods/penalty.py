@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from veil.methods.spact import Players, SPAct, played
 from veil.training.data import Batch, DataConfig, TrainingData
 from veil.training.fit import Terms
-from veil.training.losses import Per, over_budget
+from veil.training.losses import Per, distortion_penalty
 from veil.training.recipe import STRICT, Training
 
 
@@ -84,7 +84,7 @@ class Penalty:
     def excess(self, clip: Tensor, drawn: Tensor, task: nn.Module) -> Tensor:
         """max(0, RMS − B), one number."""
         if self.space == "pixel":
-            over = over_budget(clip, drawn, self.bound, self.per)
+            over = distortion_penalty(clip, drawn, self.bound, self.per)
         else:
             # Paper: the distance of pixels to T(A(x)), which have no common shape. Here: of T's features of both.
             with torch.no_grad():

@@ -36,12 +36,12 @@ from veil.training.data import Batch, DataConfig, TrainingData, named, of_clips,
 from veil.training.fit import Phase, PhaseSequence, Step, StepResult, Terms
 from veil.training.losses import (
     MomentumQueue,
-    answer_loss,
-    capped,
+    chance_loss,
+    clamped,
+    classification_loss,
     nt_xent,
     rotation_loss,
     rotations,
-    uninformative,
 )
 from veil.training.recipe import STRICT, Seed, Training
 
@@ -91,13 +91,13 @@ class Budget(nn.Module):
     def ignorant(self, pairs: int) -> float:
         """The loss of a network that knows nothing."""
         if isinstance(self.net, MomentumQueue):
-            return self.net.uninformative
-        return uninformative(pairs) if self.contrast == "nt_xent" else math.log(4)
+            return self.net.chance_loss
+        return chance_loss(pairs) if self.contrast == "nt_xent" else math.log(4)
 
     def forward(self, first: Tensor, second: Tensor, learning: bool) -> Tensor:
         """The loss of N pairs of anonymized pictures."""
         if isinstance(self.net, MomentumQueue):
-            return self.net(first, second, learning=learning)
+            return self.net(first, second, update=learning)
         if self.contrast == "rotnet":
             return rotation_loss(*self._turned(first))
         return nt_xent(self.net(first), self.net(second), self.temperature)
@@ -135,7 +135,7 @@ class Players:
 
     def task_loss(self, batch: Batch, drawn: Tensor) -> Tensor:
         """L_T of the clips after A."""
-        return answer_loss(self.task(drawn), batch.action)
+        return classification_loss(self.task(drawn), batch.action)
 
     def budget_loss(self, batch: Batch, drawn: Tensor, *, hiding: bool = False) -> Tensor:
         """L_B of the pairs after A, the mean over all budget networks; when A hides, capped."""
@@ -150,7 +150,7 @@ class Players:
             assert isinstance(budget, Budget)
             loss = budget(first, second, learning=not hiding)
             if hiding and self.recipe.cap is not None:
-                loss = capped(loss, budget.ignorant(len(first)) + self.recipe.cap)
+                loss = clamped(loss, budget.ignorant(len(first)) + self.recipe.cap)
             losses.append(loss)
         return torch.stack(losses).mean()
 

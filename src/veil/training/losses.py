@@ -1,8 +1,8 @@
 """Losses that more than one method uses.
 
-Each is one number, the mean over the batch, unless its docstring says otherwise. None has a sign or a weight of its own:
-a method writes both where it adds its terms. All are computed in fp32, whatever the networks' precision is: bf16 would
-move a similarity over a temperature of 0.1 by several hundredths.
+Each is a scalar, the mean over the batch, unless its docstring states otherwise. None has a sign or a weight of its
+own: a method writes both where it adds its terms. All are computed in fp32, whatever the networks' precision is: bf16
+would change a similarity over a temperature of 0.1 by several hundredths.
 """
 
 from __future__ import annotations
@@ -17,62 +17,64 @@ import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
 from veil.core import VeilError
-from veil.training.fit import world_size
+from veil.training.distributed import world_size
 
 Per = Literal["batch", "clip", "frame"]
 _DIMS: dict[Per, tuple[int, ...]] = {"batch": (0, 1, 2, 3, 4), "clip": (1, 2, 3, 4), "frame": (1, 3, 4)}
 
 
-# Contrast: which views are of the same thing
+# Contrastive losses
 
 
 def nt_xent(a: Tensor, b: Tensor, temperature: float = 0.1) -> Tensor:
-    """How badly each view is told from all others but its partner (SimCLR): a and b are `(N, D)`, row i a pair.
+    """The contrastive loss of SimCLR: a and b are `(N, D)`, and rows i of both are a pair.
 
     With the 2N views z = [a; b], s_ij = cos(z_i, z_j) / temperature, and p(i) the partner of view i::
 
         L = 1/2N Σ_i −ln( exp(s_i,p(i)) / Σ_{j≠i} exp(s_ij) )
 
-    A constant encoder gets `uninformative(N)`, one that inverts every similarity up to 2/temperature + ln(2N − 2).
+    A constant encoder gets `chance_loss(N)`, one that inverts every similarity up to 2/temperature + ln(2N − 2).
     The negatives are those of this process.
     """
     if a.ndim != 2 or a.shape != b.shape:
         raise ValueError(f"pairs are (N, D) and (N, D), got {tuple(a.shape)} and {tuple(b.shape)}")
     n = len(a)
     if n < 2:
-        has = "one" if n else "none"
-        raise VeilError(f"a contrastive loss needs at least two pairs, the batch has {has}: raise it")
+        raise VeilError(
+            f"a contrastive loss needs at least 2 pairs, and this batch has {n}: use a larger batch.",
+            code="too-few-pairs",
+        )
     z = torch.cat([_unit(a), _unit(b)])  # (2N, D)
     itself = torch.eye(2 * n, dtype=torch.bool, device=z.device)
     similar = (_products(z, z) / temperature).masked_fill(itself, -math.inf)  # (2N, 2N)
     return F.cross_entropy(similar, torch.arange(2 * n, device=z.device).roll(n))
 
 
-def uninformative(n: int) -> float:
-    """`nt_xent` of n pairs where all views look the same: ln(2n − 1)."""
+def chance_loss(n: int) -> float:
+    """`nt_xent` at chance level, for n pairs with equal features: ln(2n − 1)."""
     return math.log(2 * n - 1)
 
 
-def capped(loss: Tensor, cap: float) -> Tensor:
-    """min(loss, cap), elementwise, with no gradient above the cap: who ascends the loss gains nothing beyond it.
+def clamped(loss: Tensor, cap: float) -> Tensor:
+    """min(loss, cap), elementwise, with no gradient above the cap: an adversary gains nothing by a larger loss.
 
-    An adversary needs to bring a budget network to ignorance, not to the opposite of the truth, which tells as much::
+    The anonymizer should bring a budget network to chance level, not to the inverse of the truth, which leaks as much::
 
-        capped(nt_xent(a, b), uninformative(len(a)) + margin)
+        clamped(nt_xent(a, b), chance_loss(len(a)) + margin)
     """
     return loss.clamp(max=cap)
 
 
 class MomentumQueue(nn.Module):
-    """Contrast with the keys of earlier batches (MoCo): an encoder, its slow copy, and a queue of the copy's keys.
+    """Contrast with the keys of earlier batches (MoCo): an encoder, its momentum encoder, and a queue of keys.
 
     With q = E(a), k = E'(b), both of unit length, and the queue k_1 … k_K of earlier k::
 
         L = 1/N Σ_i −ln( exp(q_i·k_i / τ) / (exp(q_i·k_i / τ) + Σ_j exp(q_i·k_j / τ)) )
-        E' ← momentum · E' + (1 − momentum) · E          before each batch that is learned from
+        E' ← momentum · E' + (1 − momentum) · E          before each update
 
-    No gradient flows through the keys. The encoder gives `(N, dim)`; what a and b are is its affair. The first queue
-    is drawn from the seed. Queue and copy are in the state dict, so a game that is resumed goes on as it would have.
+    No gradient flows through the keys. The encoder maps a and b to `(N, dim)`. The first queue is random, from the
+    seed. Queue and momentum encoder are in the state dict, so a resumed training continues exactly.
     """
 
     queue: Tensor  # (K, D), unit rows, the latest first
@@ -87,64 +89,63 @@ class MomentumQueue(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.encoder, self.slow = encoder, copy.deepcopy(encoder).requires_grad_(False)
+        self.encoder, self.momentum_encoder = encoder, copy.deepcopy(encoder).requires_grad_(False)
         self.temperature, self.momentum = temperature, momentum
-        drawn = torch.randn(size, dim, generator=torch.Generator().manual_seed(seed))
-        self.register_buffer("queue", _unit(drawn))
+        random_keys = torch.randn(size, dim, generator=torch.Generator().manual_seed(seed))
+        self.register_buffer("queue", _unit(random_keys))
 
     @property
-    def uninformative(self) -> float:
-        """The loss where all keys look the same: ln(1 + K)."""
+    def chance_loss(self) -> float:
+        """The loss at chance level, with equal keys: ln(1 + K)."""
         return math.log(1 + len(self.queue))
 
-    def forward(self, a: Tensor, b: Tensor, *, learning: bool = False) -> Tensor:
-        """The loss of N pairs. `learning`, in the encoder's own turn: let the copy follow and remember the keys.
+    def forward(self, a: Tensor, b: Tensor, *, update: bool = False) -> Tensor:
+        """The loss of N pairs. `update`, in the encoder's own step: update the momentum encoder and the queue.
 
-        Said by the caller and not by train(), because a network that holds still may be in train() too
-        (`Step.batch_stats`), and then must not change.
+        An argument and not the train mode, because a frozen network may be in train mode too (`Step.batch_stats`).
         """
         with torch.no_grad():
-            if learning:
-                self._follow()
-            # Paper: keys are shuffled between GPUs, so that batch statistics do not give the partner away. Here: not,
-            # because on one GPU it changes nothing; an encoder with batch norm may tell its batch from the queue.
-            keys = _unit(self.slow(b))  # (N, D)
+            if update:
+                self._update_momentum_encoder()
+            # Paper: keys are shuffled between GPUs, so that batch statistics do not reveal the partner. Here: not,
+            # because on one GPU it changes nothing; an encoder with batch norm may distinguish its batch from the queue.
+            keys = _unit(self.momentum_encoder(b))  # (N, D)
         queries = _unit(self.encoder(a))  # (N, D)
-        # Of a copy, because the backward pass wants the queue as it was.
+        # A copy, because the backward pass needs the queue before its update.
         past = self.queue.clone()
         positive = (queries * keys).sum(1, keepdim=True)  # (N, 1)
         similar = torch.cat([positive, _products(queries, past)], 1) / self.temperature  # (N, 1 + K)
-        if learning:
-            self.queue.copy_(torch.cat([_of_all_processes(keys), past])[: len(past)])
+        if update:
+            self.queue.copy_(torch.cat([_gather_keys(keys), past])[: len(past)])
         return F.cross_entropy(similar, similar.new_zeros(len(similar), dtype=torch.long))
 
-    def _follow(self) -> None:
-        for slow, fast in zip(self.slow.parameters(), self.encoder.parameters(), strict=True):
+    def _update_momentum_encoder(self) -> None:
+        for slow, fast in zip(self.momentum_encoder.parameters(), self.encoder.parameters(), strict=True):
             slow.lerp_(fast.detach(), 1 - self.momentum)
 
 
-# Rotation: which way is up
+# Rotation
 
 
 def rotations(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Images `(N, …, S, S)` turned by 0°, 90°, 180° and 270° (RotNet): `(4N, …, S, S)`, and the turns `(4N,)` in 0..3.
+    """Images `(N, …, S, S)` rotated by 0°, 90°, 180° and 270° (RotNet): `(4N, …, S, S)`, and labels `(4N,)` in 0..3.
 
-    First all as they are, then all turned once, and so on. Clips are turned frame by frame.
+    First all images unrotated, then all rotated once, and so on. Clips are rotated frame by frame.
     """
     if images.shape[-1] != images.shape[-2]:
-        raise ValueError(f"only square images can be turned within a batch, got {tuple(images.shape)}")
-    turned = [torch.rot90(images, k, (-2, -1)) for k in range(4)]
-    return torch.cat(turned), torch.arange(4, device=images.device).repeat_interleave(len(images))
+        raise ValueError(f"only square images can be rotated within a batch, got {tuple(images.shape)}")
+    rotated = [torch.rot90(images, k, (-2, -1)) for k in range(4)]
+    return torch.cat(rotated), torch.arange(4, device=images.device).repeat_interleave(len(images))
 
 
 def rotation_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of the four turns: logits `(4N, 4)` and labels `(4N,)` as of `rotations`; uninformative: ln 4."""
+    """Cross-entropy of the four rotations: logits `(4N, 4)` and labels `(4N,)` of `rotations`; chance level: ln 4."""
     if logits.ndim != 2 or logits.shape[1] != 4:
-        raise ValueError(f"a rotation has four answers, logits (4N, 4); got {tuple(logits.shape)}")
+        raise ValueError(f"a rotation has four classes, logits (4N, 4), got {tuple(logits.shape)}")
     return single_label(logits, labels)
 
 
-# Answers: what a network says of classes and of attributes
+# Classification of classes and attributes
 
 
 def single_label(logits: Tensor, labels: Tensor) -> Tensor:
@@ -157,8 +158,8 @@ def multi_label(logits: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(_exact(logits), labels.to(_exact(logits).dtype))
 
 
-def answer_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """`single_label` for labels `(N,)` of whole numbers, `multi_label` for labels `(N, K)` of floats."""
+def classification_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """`single_label` for integer labels `(N,)`, `multi_label` for float labels `(N, K)`."""
     if labels.ndim == 1 and labels.dtype == torch.long and logits.ndim == 2 and len(logits) == len(labels):
         return single_label(logits, labels)
     if labels.ndim == 2 and labels.is_floating_point() and logits.shape == labels.shape:
@@ -172,7 +173,7 @@ def answer_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def entropy(logits: Tensor) -> Tensor:
     """Mean entropy in nats of classes, −Σ_k p_k ln p_k with p = softmax(z): logits `(…, K)`; 0 to ln K.
 
-    High where the network is ignorant: whoever hides subtracts it.
+    High where the prediction is uncertain: an anonymizer subtracts it.
     """
     log = _exact(logits).log_softmax(-1)
     return -(log.exp() * log).sum(-1).mean()
@@ -187,38 +188,38 @@ def binary_entropy(logits: Tensor) -> Tensor:
 def uniform_cross_entropy(logits: Tensor) -> Tensor:
     """Cross-entropy of classes to the uniform label (VITA), mean of −1/K Σ_k ln p_k: logits `(…, K)`.
 
-    Least, ln K, where all classes are equally likely: whoever hides adds it. Unlike the entropy, its
-    gradient does not vanish where the network is certain.
+    Minimal, ln K, where all classes are equally likely: an anonymizer adds it. Unlike that of the entropy, its
+    gradient does not vanish where the prediction is certain.
     """
     return -_exact(logits).log_softmax(-1).mean()
 
 
 def binary_uniform_cross_entropy(logits: Tensor) -> Tensor:
-    """The same of attributes, mean of −½ ln σ(z) − ½ ln σ(−z): logits of any shape; least, ln 2, at z = 0."""
+    """The same for attributes, mean of −½ ln σ(z) − ½ ln σ(−z): logits of any shape; minimal, ln 2, at z = 0."""
     z = _exact(logits)
     return -(F.logsigmoid(z) + F.logsigmoid(-z)).mean() / 2
 
 
-def strongest(losses: Sequence[Tensor]) -> Tensor:
-    """max_m L_adv(m), one number for each budget network m (VITA): only the strongest of them moves who hides.
+def max_over_networks(losses: Sequence[Tensor]) -> Tensor:
+    """max_m L_adv(m), over the budget networks m (VITA): the anonymizer is trained against the strongest of them.
 
-    The anonymizer minimises L_T + γ · max_m L_adv(m), where L_adv is low if network m is ignorant
-    (`uniform_cross_entropy`, −`entropy`), so the largest is that of the network which still knows most. With losses
-    of the networks themselves, which are low where they know most, negate them: L_T + ω · max_m(−L_B(m)).
+    The anonymizer minimizes L_T + γ · max_m L_adv(m), where L_adv is low if network m is uncertain
+    (`uniform_cross_entropy`, −`entropy`), so the largest is that of the most certain network. The networks' own losses,
+    which are low where they are right, are negated: L_T + ω · max_m(−L_B(m)).
     """
     if not losses:
-        raise ValueError("the strongest of no budget networks is not defined")
+        raise ValueError("the maximum over no budget networks is not defined")
     return torch.stack(list(losses)).max()
 
 
-# Distance: of pixels, of features
+# Distances of pixels and features
 
 
 def distortion(original: Tensor, changed: Tensor, per: Per = "batch") -> Tensor:
-    """RMS of what was changed, sqrt(mean((x − y)²) + 1e-12), of clips `(B, 3, T, H, W)` in [0, 1].
+    """RMS difference, sqrt(mean((x − y)²) + 1e-12), of clips `(B, 3, T, H, W)` in [0, 1].
 
-    The mean runs over the whole batch: `()`; over each clip: `(B,)`; or over each frame: `(B, T)`. Mid-grey is about
-    0.29 from uniform noise, a negative about 0.58, and nothing is farther than 1.
+    The mean is over the whole batch: `()`; over each clip: `(B,)`; or over each frame: `(B, T)`. Mid-grey differs from
+    uniform noise by about 0.29, its negative by about 0.58; the maximum is 1.
     """
     if original.ndim != 5 or original.shape != changed.shape:
         raise ValueError(f"clips are (B, 3, T, H, W), got {tuple(original.shape)}, {tuple(changed.shape)}")
@@ -226,10 +227,10 @@ def distortion(original: Tensor, changed: Tensor, per: Per = "batch") -> Tensor:
     return (squares.mean(_DIMS[per]) + 1e-12).sqrt()  # the root has no slope at 0
 
 
-def over_budget(original: Tensor, changed: Tensor, bound: float, per: Per = "batch") -> Tensor:
-    """What the distortion exceeds the allowed one by, mean of max(0, RMS − bound); arguments as in `distortion`.
+def distortion_penalty(original: Tensor, changed: Tensor, bound: float, per: Per = "batch") -> Tensor:
+    """The distortion above a bound, mean of max(0, RMS − bound); arguments as in `distortion`.
 
-    No gradient where the bound is kept. A bound of 1 is always kept by pixels in [0, 1], so it is no penalty.
+    No gradient below the bound. Pixels in [0, 1] never exceed a bound of 1, which is no penalty.
     """
     return F.relu(distortion(original, changed, per) - bound).mean()
 
@@ -252,7 +253,7 @@ def _exact(x: Tensor) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Rows of unit length; one that is all but zero stays short, and its gradient finite."""
+    """Rows of unit length; a row of almost zero stays short, so that its gradient is finite."""
     return F.normalize(_exact(x), dim=1, eps=1e-6)
 
 
@@ -262,8 +263,8 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
         return a @ b.T
 
 
-def _of_all_processes(keys: Tensor) -> Tensor:
-    """The keys of every process, so that all queues stay the same."""
+def _gather_keys(keys: Tensor) -> Tensor:
+    """The keys of all processes, so that all queues stay equal."""
     if world_size() == 1:
         return keys
     parts = [torch.empty_like(keys) for _ in range(world_size())]
