@@ -603,7 +603,7 @@ def test_a_port_in_use_is_one_sentence():
 def test_a_file_that_exists_is_kept(tmp_path):
     path = tmp_path / "out.mp4"
     path.write_bytes(b"mine")
-    with refuses("output-is-folder"):
+    with refuses("output-exists"):
         play(Script(range(5)), [str(path)], Marker())
     assert path.read_bytes() == b"mine" and len(list(tmp_path.iterdir())) == 1
 
