@@ -33,7 +33,8 @@ import numpy as np
 from veil.apps.batch import cluster, pool, tasks_of
 from veil.apps.cluster import join
 from veil.apps.worker import Options, Outcome, Task
-from veil.media.video import Time, VideoInfo, open_sink
+from veil.media.sinks import open_sink
+from veil.media.video import FrameTime, VideoInfo
 
 
 def clips(folder: Path, count: int, frames: int, size: tuple[int, int]) -> None:
@@ -46,7 +47,7 @@ def clips(folder: Path, count: int, frames: int, size: tuple[int, int]) -> None:
         pixels = np.stack([np.repeat(shade[..., None] // 2, 3, 2) for shade in shades]).astype(np.uint8)
         info = VideoInfo(width, height, Fraction(25), frames, Fraction(1, 25))
         with open_sink(folder / f"{number:04}.mp4", info) as sink:
-            sink.write(pixels, [Time(i, 1) for i in range(frames)])
+            sink.write(pixels, [FrameTime(i, 1) for i in range(frames)])
 
 
 class Timed(NamedTuple):

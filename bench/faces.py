@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from veil.media.video import open_source
+from veil.media.sources import open_source
 
 
 def images(video: Path) -> Iterator[np.ndarray]:

@@ -148,7 +148,8 @@ def extraction(folder: Path, count: int, workers: int) -> dict[str, object]:
     from veil.apps.features import extract_videos, videos
     from veil.data.frames import read_frames
     from veil.features import encoders
-    from veil.media.video import Time, VideoInfo, open_sink
+    from veil.media.sinks import open_sink
+    from veil.media.video import FrameTime, VideoInfo
 
     place = folder / "videos"
     place.mkdir()
@@ -158,7 +159,7 @@ def extraction(folder: Path, count: int, workers: int) -> dict[str, object]:
         info = VideoInfo(160, 120, Fraction(25), 64, Fraction(1, 25))
         with open_sink(place / f"{number:04d}.mp4", info) as sink:
             frames = np.stack([wide[:, i + number % 60 : i + number % 60 + 160] for i in range(64)])
-            sink.write(frames, [Time(i, 1) for i in range(64)])
+            sink.write(frames, [FrameTime(i, 1) for i in range(64)])
     encoder = encoders.make("veil")
     dataset = videos([str(place)])
     begin = time.perf_counter()

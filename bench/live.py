@@ -24,7 +24,8 @@ from pathlib import Path
 from veil.apps.demo import sample
 from veil.apps.live.run import live
 from veil.core import Frames
-from veil.media.video import Time, VideoInfo, open_sink
+from veil.media.sinks import open_sink
+from veil.media.video import FrameTime, VideoInfo
 from veil.methods import make
 
 METHODS = ["downsample", "pixelate:region=frame", "blacken", "selective", "prototypes"]
@@ -49,7 +50,7 @@ class NullSink:
 def video(path: Path, size: tuple[int, int], length: int = 90) -> Path:
     info = VideoInfo(*size, fps=Fraction(30), time_base=Fraction(1, 30))
     with open_sink(path, info) as sink:
-        sink.write(sample(length, size), [Time(i, 1) for i in range(length)])
+        sink.write(sample(length, size), [FrameTime(i, 1) for i in range(length)])
     return path
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import veil
-from veil.media.video import open_source
+from veil.media.sources import open_source
 
 
 def speed(paths: list[Path]) -> None:

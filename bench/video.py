@@ -21,7 +21,8 @@ from pathlib import Path
 
 import av
 
-from veil.media.video import open_sink, open_source
+from veil.media.sinks import open_sink
+from veil.media.sources import open_source
 
 
 def bare(video: Path, out: Path) -> int:

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import veil
 from veil.apps.demo import sample
-from veil.media.video import Time, VideoInfo, open_sink
+from veil.media.sinks import open_sink
+from veil.media.video import FrameTime, VideoInfo
 
 
 def film(path: Path) -> Path:
     """Write the sample as a video: a camera that moves over a photograph."""
     frames = sample(length=20, size=(240, 180))
     with open_sink(path, VideoInfo(240, 180, fps=Fraction(15), time_base=Fraction(1, 15))) as sink:
-        sink.write(frames, [Time(i, 1) for i in range(len(frames))])
+        sink.write(frames, [FrameTime(i, 1) for i in range(len(frames))])
     return path
 
 

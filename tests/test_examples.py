@@ -17,7 +17,7 @@ from conftest import ROOT, called
 from veil.apps.demo import sample
 from veil.audit.recognition import Recognizer
 from veil.audit.suites import SUITES
-from veil.media.video import open_source
+from veil.media.sources import open_source
 from veil.methods import ANONYMIZERS
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -15,6 +15,7 @@ import pytest
 
 from clips import pictures, video
 from conftest import veil
+from errors import refuses
 from veil.apps.batch import Batch, Manifest, anonymize_videos, pool, tasks_of
 from veil.apps.worker import STAGE, Options, Outcome, Worker
 from veil.core import VeilError
@@ -229,7 +230,7 @@ def test_two_inputs_for_one_output_are_refused(tmp_path):
         tasks_of([f"{tmp_path}/a.mp4"], str(tmp_path))
     twice = tasks_of([f"{tmp_path}/a.avi", f"{tmp_path}/*.avi"], str(tmp_path / "out"))
     assert [task.target for task in twice] == ["a.mp4"]
-    with pytest.raises(VeilError, match="fits the pattern"):
+    with refuses("no-inputs"):
         tasks_of([f"{tmp_path}/*.mkv"], str(tmp_path / "out"))
 
 
@@ -268,7 +269,7 @@ def test_files_at_urls(tmp_path, monkeypatch):
     assert there == {"day-0/00.mp4", "day-0/02.mp4"}
     copies = [path for path in tmp_path.glob("veil-batch-*/*") if path.suffix != ".lock"]
     assert copies and not any([*folder.iterdir()] for folder in copies)
-    with pytest.raises(VeilError, match="fsspec"):
+    with refuses("not-listed"):
         tasks_of(["nowhere://x/*.mp4"], str(tmp_path))
 
 

@@ -29,7 +29,7 @@ from veil.apps.live.outputs import open_live_sink
 from veil.apps.live.run import LiveSummary, live
 from veil.apps.live.sinks import FileSink
 from veil.core import Anonymizer, Frames, Veiled, VeilError
-from veil.media.video import Time, VideoInfo, Window
+from veil.media.video import FrameTime, FrameWindow, VideoInfo
 from veil.methods import make
 
 WIDTH, HEIGHT = 64, 48
@@ -81,7 +81,7 @@ class Script:
     is dropped then, however busy the machine is.
     """
 
-    live, lost = True, 0
+    live, undecodable = True, 0
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Script:
         self.info, self._acts, self._gap, self._taken = info, acts, gap, taken
         self._over, self._sent = threading.Event(), 0
 
-    def windows(self) -> Iterator[Window]:
+    def windows(self) -> Iterator[FrameWindow]:
         for act in self._acts:
             if isinstance(act, threading.Event):
                 act.wait(60)
@@ -104,7 +104,9 @@ class Script:
                 while self._taken and self._taken() < self._sent and not self._over.wait(0.001):
                     pass
                 self._sent += 1
-                yield Window(raw(number, self.info.width, self.info.height)[None], [Time(number, 1)])
+                yield FrameWindow(
+                    raw(number, self.info.width, self.info.height)[None], [FrameTime(number, 1)]
+                )
 
     def stop(self) -> None:
         self._over.set()

@@ -44,7 +44,7 @@ def video(tmp_path) -> Path:
 
 
 def times(path):
-    from veil.media.video import open_source
+    from veil.media.sources import open_source
 
     source = open_source(path)
     found = [t.pts * source.info.time_base for window in source.windows() for t in window.times]
@@ -136,7 +136,7 @@ def test_the_summary_is_read_by_people(tmp_path):
         "seconds": 1,
         "hidden": 0,
     }
-    report = veil.Report(**base, frames=10, lost=2, tracks=1, nothing_found=[(2, 4), (9, 9)])  # type: ignore[arg-type]
+    report = veil.Report(**base, frames=10, undecodable=2, tracks=1, nothing_found=[(2, 4), (9, 9)])  # type: ignore[arg-type]
     assert report.frames_without == 4
     assert "hidden in 6 of them" in report.sentence() and "2 more could not be decoded" in report.sentence()
     assert "does not mean that nothing is there" in report.sentence()
@@ -146,7 +146,7 @@ def sentence(hide: str, bare: list[tuple[int, int]], **more) -> str:
     base = {"output": "out.mp4", "method": "selective", "width": 1, "height": 1, "fps": 1, "seconds": 1}
     params = {"hide": hide, "also": "none", **more}
     return veil.Report(
-        **base, params=params, frames=120, lost=0, hidden=0.231, tracks=0, nothing_found=bare
+        **base, params=params, frames=120, undecodable=0, hidden=0.231, tracks=0, nothing_found=bare
     ).sentence()  # type: ignore[arg-type]
 
 

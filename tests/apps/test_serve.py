@@ -31,7 +31,7 @@ from veil.apps.serve.sessions import refusal
 from veil.apps.serve.site import ServerSettings, Site
 from veil.apps.serve.uploads import Limits, Uploads, clean_name, container_suffix
 from veil.core import Anonymizer, Explained, Frames, Veiled
-from veil.media.video import open_source
+from veil.media.sources import open_source
 from veil.methods import make
 
 QUIET = tasks.ProgressWriter(io.StringIO())

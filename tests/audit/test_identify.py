@@ -15,7 +15,9 @@ from PIL import Image
 from conftest import SHARED, needs_shared
 from veil.audit.reidentification import Gallery, compare_folders, identify, read_gallery
 from veil.core import Box, Frames, VeilError
-from veil.media.video import Time, VideoInfo, open_sink, open_source
+from veil.media.sinks import open_sink
+from veil.media.sources import open_source
+from veil.media.video import FrameTime, VideoInfo
 from veil.nn import weights
 from veil.people import bodies, faces
 from veil.people.faces import Seen
@@ -58,7 +60,7 @@ def write(path: Path, frames: list[Frames]) -> Path:
     height, width = frames[0].shape[:2]
     info = VideoInfo(width, height, Fraction(25), len(frames), Fraction(1, 25))
     with open_sink(path, info, codec="ffv1") as sink:
-        sink.write(np.stack(frames), [Time(i, 1) for i in range(len(frames))])
+        sink.write(np.stack(frames), [FrameTime(i, 1) for i in range(len(frames))])
     return path
 
 
@@ -254,7 +256,7 @@ def test_encoding_anew_hides_nothing(tmp_path, stills):
     write(tmp_path / "raw.mkv", list(frames))
     info = VideoInfo(frames.shape[2], frames.shape[1], Fraction(25))
     with open_sink(tmp_path / "again.mp4", info) as sink:
-        sink.write(frames, [Time(i * 3600, 3600) for i in range(len(frames))])
+        sink.write(frames, [FrameTime(i * 3600, 3600) for i in range(len(frames))])
     found = compare_folders(tmp_path / "raw.mkv", tmp_path / "again.mp4", stills, Squares())
     assert found.unchanged == 8 and found.changed < 0.05
 

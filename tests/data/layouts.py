@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from veil.media.video import Time, VideoInfo, open_sink
+from veil.media.sinks import open_sink
+from veil.media.video import FrameTime, VideoInfo
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 HMDB_NAME = "Film{film}_{action}_u_nm_np1_ba_goo_{number}"
@@ -77,7 +78,7 @@ def footage(path: Path, frames: np.ndarray | None = None) -> Path:
     info = VideoInfo(frames.shape[2], frames.shape[1], Fraction(25), time_base=Fraction(1, 250))
     codec = "ffv1" if path.suffix == ".mkv" else "h264"
     with open_sink(path, info, codec=codec) as sink:
-        sink.write(np.ascontiguousarray(frames), [Time(10 * at, 10) for at in range(len(frames))])
+        sink.write(np.ascontiguousarray(frames), [FrameTime(10 * at, 10) for at in range(len(frames))])
     return path
 
 

@@ -26,9 +26,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import clips
-import veil.media.video as vv
+from errors import refuses
 from veil.core import Frames, VeilError
-from veil.media.video import Time, VideoInfo, VideoSource, is_image, is_video, open_sink, open_source
+from veil.media import decoding, encoding
+from veil.media.color import rgb_to_yuv
+from veil.media.inputs import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_image, is_video
+from veil.media.sinks import open_sink
+from veil.media.sources import open_source
+from veil.media.stills import to_rgb
+from veil.media.timestamps import TimestampClock
+from veil.media.video import FrameTime, VideoInfo, VideoSource
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
 FFMPEG = imageio_ffmpeg.get_ffmpeg_exe()
@@ -161,7 +168,7 @@ def test_odd_sizes_repeat_the_last_row_and_column(tmp_path: Path, width: int, he
     info = VideoInfo(width, height, Fraction(25))
     with open_sink(tmp_path / "a.mp4", info, quality=1) as sink:
         assert sink.size == (width + width % 2, height + height % 2)
-        sink.write(frames, [Time(3600 * i, 3600) for i in range(3)])
+        sink.write(frames, [FrameTime(3600 * i, 3600) for i in range(3)])
     _, found, _ = read(tmp_path / "a.mp4")
     padded = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
     assert found.shape == padded.shape
@@ -169,8 +176,8 @@ def test_odd_sizes_repeat_the_last_row_and_column(tmp_path: Path, width: int, he
 
 
 def test_no_old_memory_is_written_where_opencv_makes_its_own(tmp_path: Path, monkeypatch) -> None:
-    resize = vv.cv2.resize
-    monkeypatch.setattr(vv.cv2, "resize", lambda image, size, _, **how: resize(image, size, **how))
+    resize = encoding.cv2.resize
+    monkeypatch.setattr(encoding.cv2, "resize", lambda image, size, _, **how: resize(image, size, **how))
     source = clips.video(tmp_path / "in.mp4", options={"crf": "4"})
     copy(source, tmp_path / "out.mp4", quality=4)
     assert apart(read(source)[1], read(tmp_path / "out.mp4")[1]) <= 6
@@ -180,7 +187,7 @@ def test_no_old_memory_is_written_where_opencv_makes_its_own(tmp_path: Path, mon
 def test_ffv1_loses_nothing(tmp_path: Path, width: int, height: int) -> None:
     frames = np.stack(clips.noise(5, width, height))
     with open_sink(tmp_path / "a.mkv", VideoInfo(width, height, Fraction(25)), codec="ffv1") as sink:
-        sink.write(frames, [Time(3600 * i, 3600) for i in range(5)])
+        sink.write(frames, [FrameTime(3600 * i, 3600) for i in range(5)])
     assert (read(tmp_path / "a.mkv")[1] == frames).all()
     assert (shown(tmp_path / "a.mkv", width, height) == frames).all()
 
@@ -279,7 +286,7 @@ def test_missing_times_come_from_the_rate(tmp_path: Path) -> None:
     st.fractions(Fraction(1, 3), 50, max_denominator=1001),
 )
 def test_a_clock_always_goes_forward(stated: list[int | None], step: Fraction) -> None:
-    clock = vv._Clock(Fraction(1000))
+    clock = TimestampClock(Fraction(1000))
     ticks = [clock.tick(time, step) for time in stated]
     assert all(a < b for a, b in pairwise(ticks))
     if None not in stated and all(a < b for a, b in pairwise(stated)):  # pyright: ignore
@@ -287,11 +294,11 @@ def test_a_clock_always_goes_forward(stated: list[int | None], step: Fraction) -
 
 
 def test_a_clock_nudges_fills_in_and_goes_on_after_a_break() -> None:
-    clock = vv._Clock(Fraction(1000))
+    clock = TimestampClock(Fraction(1000))
     assert [clock.tick(time, 40) for time in (0, 40, 40, 41, 120)] == [0, 40, 41, 42, 120]
-    clock, third = vv._Clock(Fraction(1000)), Fraction(100, 3)
+    clock, third = TimestampClock(Fraction(1000)), Fraction(100, 3)
     assert [clock.tick(None, third) for _ in range(4)] == [0, 33, 67, 100]
-    clock = vv._Clock(Fraction(1000))
+    clock = TimestampClock(Fraction(1000))
     assert [clock.tick(time, 40) for time in (9000, 9040, 0, 10, 80)] == [9000, 9040, 9080, 9090, 9160]
 
 
@@ -325,7 +332,7 @@ def test_a_change_of_size_is_an_error(tmp_path: Path) -> None:
     large = clips.video(tmp_path / "b.ts", clips.pictures(30, 96, 64), options={"g": "5"})
     both = tmp_path / "both.ts"
     both.write_bytes(small.read_bytes() + large.read_bytes())
-    with pytest.raises(VeilError, match=r"from 64 × 48 to 96 × 64.*cut it there"):
+    with refuses("size-changes"):
         copy(both, tmp_path / "out.mp4")
     assert not (tmp_path / "out.mp4").exists()
 
@@ -369,7 +376,7 @@ def test_the_matrices_differ() -> None:
     rgb = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [0, 0, 0]]], np.uint8)
     expected = {1: [63, 173, 32, 235, 16], 6: [81, 145, 41, 235, 16]}  # from ITU-R BT.709 and BT.601
     for matrix, luma in expected.items():
-        found = np.concatenate([rgb, np.ones_like(rgb[..., :1])], -1) @ vv._to_yuv(matrix).T
+        found = np.concatenate([rgb, np.ones_like(rgb[..., :1])], -1) @ rgb_to_yuv(matrix).T
         assert found[0, :, 0].round().astype(int).tolist() == luma
 
 
@@ -468,15 +475,15 @@ def test_sound_that_is_not_there_is_no_error(tmp_path: Path) -> None:
 )
 def test_sound_that_does_not_fit_is_named(tmp_path: Path, codec: str, target: str) -> None:
     source = clips.video(tmp_path / "a.mov" if codec == "pcm_mulaw" else tmp_path / "a.mkv", sound=codec)
-    with pytest.raises(VeilError, match=rf"{codec}.*\.mkv"):
+    with refuses("audio-not-supported"):
         copy(source, tmp_path / f"out{target}", audio=True)
     assert {path.stem for path in tmp_path.iterdir()} == {"a"}
 
 
 def test_sound_far_from_its_picture_does_not_fill_the_memory(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(vv, "_SOUND_BYTES", 1000)
+    monkeypatch.setattr(decoding, "AUDIO_BYTES", 1000)
     source = clips.video(tmp_path / "a.ts", clips.pictures(50), sound="aac")
-    with pytest.raises(VeilError, match="drop the sound"):
+    with refuses("audio-too-far"):
         list(open_source(source, audio=True).windows())
 
 
@@ -527,14 +534,14 @@ def test_an_error_of_the_encoder_reaches_the_writer(tmp_path: Path, source: Path
         if len(pictures) == 3:
             raise MemoryError("no more")
 
-    monkeypatch.setattr(vv._VideoSink, "_picture", fail)
-    monkeypatch.setattr(vv.VideoStream, "encode", lambda self, frame: [], raising=False)
+    monkeypatch.setattr(encoding.LibavSink, "_to_encoder", fail)
+    monkeypatch.setattr(encoding.VideoStream, "encode", lambda self, frame: [], raising=False)
     info = open_source(source).info
     fail_at = []
     with pytest.raises((MemoryError, AttributeError)), open_sink(tmp_path / "out.mp4", info) as sink:
         for i in range(100):
             fail_at.append(i)
-            sink.write(np.zeros((1, info.height, info.width, 3), np.uint8), [Time(i, 1)])
+            sink.write(np.zeros((1, info.height, info.width, 3), np.uint8), [FrameTime(i, 1)])
     assert fail_at[-1] < 10
     assert left(tmp_path) == set()
 
@@ -542,10 +549,10 @@ def test_an_error_of_the_encoder_reaches_the_writer(tmp_path: Path, source: Path
 def test_a_file_that_lacks_frames_is_not_kept(tmp_path: Path, source: Path, monkeypatch) -> None:
     info = open_source(source).info
     with (
-        pytest.raises(VeilError, match="would hold 4 of 5 frames"),
+        refuses("output-incomplete"),
         open_sink(tmp_path / "out.mp4", info) as sink,
     ):
-        sink.write(np.zeros((4, info.height, info.width, 3), np.uint8), [Time(i, 1) for i in range(4)])
+        sink.write(np.zeros((4, info.height, info.width, 3), np.uint8), [FrameTime(i, 1) for i in range(4)])
         monkeypatch.setattr(sink, "_written", 5)
     assert left(tmp_path) == set()
 
@@ -553,7 +560,7 @@ def test_a_file_that_lacks_frames_is_not_kept(tmp_path: Path, source: Path, monk
 def test_no_frame_makes_no_file(tmp_path: Path, source: Path) -> None:
     info = open_source(source).info
     for name in ("out.mp4", "out.png"):
-        with pytest.raises(VeilError, match="no frame"), open_sink(tmp_path / name, info):
+        with refuses("no-frame"), open_sink(tmp_path / name, info):
             pass
     assert left(tmp_path) == set()
 
@@ -562,35 +569,35 @@ def test_frames_of_another_size_are_a_mistake(tmp_path: Path, source: Path) -> N
     info = open_source(source).info
     for frames, times in ((np.zeros((1, 9, 9, 3), np.uint8), 1), (np.zeros((2, 48, 64, 3), np.uint8), 1)):
         with pytest.raises(ValueError, match="got"), open_sink(tmp_path / "out.mp4", info) as sink:
-            sink.write(frames, [Time(0, 1)] * times)
+            sink.write(frames, [FrameTime(0, 1)] * times)
     assert left(tmp_path) == set()
 
 
 @pytest.mark.parametrize(
-    ("name", "how", "words"),
+    ("name", "how", "code"),
     [
-        ("out.avi", {}, "mp4 or"),
-        ("out", {}, "mp4 or"),
-        ("out.gif", {}, "mp4 or"),
-        ("out.mp4", {"codec": "ffv1"}, "mkv"),
-        ("out.mkv", {"codec": "ffv1", "quality": 20}, "quality 20"),
-        ("out.mp4", {"quality": 52}, "0 .*51"),
-        ("out.mp4", {"quality": -1}, "0 .*51"),
-        ("there.mp4", {}, "--overwrite"),
-        ("there.png", {}, "--overwrite"),
-        ("folder.mp4", {"overwrite": True}, "folder"),
-        ("no/such/out.mp4", {}, "make it first"),
-        ("there.mp4/out.mp4", {}, "make it first"),
-        ("out.mp4", {"codec": "h265", "size": (7, 5)}, "another codec"),
+        ("out.avi", {}, "output-suffix"),
+        ("out", {}, "output-suffix"),
+        ("out.gif", {}, "output-suffix"),
+        ("out.mp4", {"codec": "ffv1"}, "output-suffix"),
+        ("out.mkv", {"codec": "ffv1", "quality": 20}, "quality"),
+        ("out.mp4", {"quality": 52}, "quality"),
+        ("out.mp4", {"quality": -1}, "quality"),
+        ("there.mp4", {}, "output-exists"),
+        ("there.png", {}, "output-exists"),
+        ("folder.mp4", {"overwrite": True}, "output-is-folder"),
+        ("no/such/out.mp4", {}, "folder-missing"),
+        ("there.mp4/out.mp4", {}, "folder-missing"),
+        ("out.mp4", {"codec": "h265", "size": (7, 5)}, "not-encodable"),
     ],
 )
-def test_what_cannot_be_written_is_said_at_once(tmp_path: Path, name: str, how: dict, words: str) -> None:
+def test_what_cannot_be_written_is_said_at_once(tmp_path: Path, name: str, how: dict, code: str) -> None:
     (tmp_path / "there.mp4").write_bytes(b"old")
     (tmp_path / "there.png").write_bytes(b"old")
     (tmp_path / "folder.mp4").mkdir()
     before = left(tmp_path)
     width, height = how.pop("size", (64, 48))
-    with pytest.raises(VeilError, match=words) as caught:
+    with refuses(code) as caught:
         open_sink(tmp_path / name, VideoInfo(width, height, Fraction(25)), **how)
     assert "\n" not in str(caught.value)
     assert left(tmp_path) == before
@@ -630,7 +637,8 @@ COPY = """
     import sys
     from pathlib import Path
     from veil.core import VeilError
-    from veil.media.video import open_sink, open_source
+    from veil.media.sinks import open_sink
+    from veil.media.sources import open_source
 
     def copy(start=lambda: None, again=1):
         source = open_source(sys.argv[1])
@@ -653,13 +661,13 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, source: Path) -> None:
     try:
         copy(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)), 20)
     except VeilError as error:
-        print("said", error)
+        print(error.code)
     """
     )
     done = python(script, source, tmp_path / "out.mp4")
     assert done.stderr == ""
     assert done.returncode == 0
-    assert "out.mp4 could not be written (File too large)" in done.stdout
+    assert done.stdout.split()[-1] == "unwritable"
     assert left(tmp_path) == set()
 
 
@@ -693,7 +701,8 @@ def test_what_is_forbidden_is_said(tmp_path: Path) -> None:
         from contextlib import suppress
         from pathlib import Path
         from veil.core import VeilError
-        from veil.media.video import open_sink, open_source
+        from veil.media.sinks import open_sink
+        from veil.media.sources import open_source
         folder, spare = Path(sys.argv[1]), Path(sys.argv[2])
         info = open_source(folder / "open.mp4").info
         for name in ("out.mp4", "out.png"):  # what is imported late must be in before the rights go
@@ -709,16 +718,13 @@ def test_what_is_forbidden_is_said(tmp_path: Path) -> None:
             try:
                 action()
             except VeilError as error:
-                print(error)
+                print(error.code)
     """
     done = python(script, folder, tmp_path)
     folder.chmod(0o755)
     shutil.rmtree(folder)
     assert done.stderr == ""
-    said = done.stdout.splitlines()
-    assert len(said) == 3
-    assert "in.mp4 may not be read; check its permissions" in said[0]
-    assert all("could not be written (Permission denied)" in line for line in said[1:])
+    assert done.stdout.split() == ["unreadable", "unwritable", "unwritable"]
 
 
 # Bad input
@@ -747,32 +753,32 @@ def strange(folder: Path, name: str, kind: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "words"),
+    ("name", "kind", "code"),
     [
-        ("a.mp4", "missing", "does not exist"),
-        ("a.png", "missing", "does not exist"),
-        ("a.mp4", "folder", "is a folder"),
-        ("a.mp4", "", "is empty"),
-        ("a.jpg", "", "is empty"),
-        ("a.mp4", "just a text\n" * 100, "no video"),
-        ("a.txt", "just a text\n" * 100, "no video"),
-        ("a.png", "just a text\n" * 100, "no picture"),
-        ("a.mp4", "1\n00:00:00,000 --> 00:00:01,000\nhello\n", "no video"),
-        ("a.mp4", "list", "no video"),
-        ("a.mp4", "\0" * 5000, "no video"),
-        ("a.mp4", "cut", "cut short"),
-        ("a.mp4", "sound", "holds no video"),
-        ("a.mp4", "no frames", "no frame"),
+        ("a.mp4", "missing", "input-missing"),
+        ("a.png", "missing", "input-missing"),
+        ("a.mp4", "folder", "input-is-folder"),
+        ("a.mp4", "", "input-empty"),
+        ("a.jpg", "", "input-empty"),
+        ("a.mp4", "just a text\n" * 100, "not-a-video"),
+        ("a.txt", "just a text\n" * 100, "no-video"),
+        ("a.png", "just a text\n" * 100, "not-a-picture"),
+        ("a.mp4", "1\n00:00:00,000 --> 00:00:01,000\nhello\n", "no-video"),
+        ("a.mp4", "list", "no-video"),
+        ("a.mp4", "\0" * 5000, "not-a-video"),
+        ("a.mp4", "cut", "not-a-video"),
+        ("a.mp4", "sound", "no-video"),
+        ("a.mp4", "no frames", "no-frame"),
     ],
 )
-def test_bad_input_is_one_sentence(tmp_path: Path, name: str, kind: str, words: str) -> None:
+def test_bad_input_is_one_sentence(tmp_path: Path, name: str, kind: str, code: str) -> None:
     path = strange(tmp_path, name, kind)
-    with pytest.raises(VeilError, match=words) as caught:
+    with refuses(code) as caught:
         open_source(path)
-    said = str(caught.value)
-    assert said.startswith(str(path))
-    assert "; " in said  # what is wrong; what to do
-    assert "\n" not in said and "Errno" not in said
+    message = str(caught.value)
+    assert message.startswith(str(path)) and message.endswith(".")
+    assert ": " in message  # what is wrong: what to do
+    assert "\n" not in message and "Errno" not in message
 
 
 def test_a_file_does_not_send_us_elsewhere(tmp_path: Path) -> None:
@@ -781,7 +787,7 @@ def test_a_file_does_not_send_us_elsewhere(tmp_path: Path) -> None:
         url = f"tcp://127.0.0.1:{server.getsockname()[1]}/a.ts"
         text = f"#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\n{url}\n#EXT-X-ENDLIST\n"
         (tmp_path / "a.m3u8").write_text(text)
-        with pytest.raises(VeilError, match="no video"):
+        with refuses("not-a-video"):
             open_source(tmp_path / "a.m3u8")
         server.settimeout(0.2)
         with pytest.raises(TimeoutError):
@@ -794,7 +800,8 @@ def test_libav_says_nothing_itself(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from veil.core import VeilError
-        from veil.media.video import open_sink, open_source
+        from veil.media.sinks import open_sink
+        from veil.media.sources import open_source
         for codec in ("h264", "h265"):
             source = open_source(sys.argv[1], salvage=True)
             output = Path(sys.argv[1]).with_name("out.mp4")
@@ -814,12 +821,12 @@ def test_libav_says_nothing_itself(tmp_path: Path) -> None:
 def rest(path: Path) -> tuple[int, list[Fraction], str]:
     """With salvage: frames lost and the times of the others; without it, the error."""
     source, _, times = read(path, salvage=True)
-    with pytest.raises(VeilError, match="--salvage") as caught:
+    with refuses("damaged") as caught:
         read(path)
-    with pytest.raises(VeilError, match="--salvage"):
+    with refuses("damaged"):
         copy(path, path.with_name("out.mp4"))
     assert not path.with_name("out.mp4").exists()
-    return source.lost, times, str(caught.value)
+    return source.undecodable, times, str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -838,18 +845,18 @@ def test_a_broken_packet_is_a_lost_frame(tmp_path: Path, name: str, how: dict, p
     whole = clips.video(tmp_path / name, clips.noise(40, 128, 96), **how)
     bad = clips.spoiled(whole, packet, skip=0 if "vp9" in how.get("codec", "") else 24, length=100_000)
     times = read(whole)[2]
-    lost, kept, said = rest(bad)
+    lost, kept, message = rest(bad)
     assert 1 <= lost <= 3
     assert len(kept) + lost == 40
     assert set(kept) < set(times)  # no frame is repeated in place of the lost one
-    assert "of 40 frames could not be decoded; copy or record it again, or pass --salvage" in said
+    assert "of 40 frames" in message and "--salvage" in message
 
 
 def test_a_broken_frame_takes_no_other_along(tmp_path: Path) -> None:
     whole = clips.video(tmp_path / "a.mp4", clips.noise(40), options={"bf": "0", "g": "1"})
     for packet in (37, 38, 39):
         source, frames, _ = read(clips.spoiled(whole, packet, skip=4, length=100_000), salvage=True)
-        assert (len(frames), source.lost) == (39, 1)
+        assert (len(frames), source.undecodable) == (39, 1)
 
 
 def test_salvaged_frames_are_the_right_ones(tmp_path: Path) -> None:
@@ -894,7 +901,7 @@ def test_a_damaged_stream_is_noticed(tmp_path: Path) -> None:
 
 def unharmed(path: Path, count: int | None = None) -> None:
     source, frames, _ = read(path)
-    assert source.lost == 0
+    assert source.undecodable == 0
     assert count is None or len(frames) == count
 
 
@@ -981,9 +988,11 @@ def test_a_damaged_video_can_be_left_early(tmp_path: Path, monkeypatch) -> None:
     """Nobody waits while the rest is only counted."""
     whole = clips.video(tmp_path / "a.mp4", clips.noise(200), options={"g": "1"})
     source = open_source(clips.spoiled(whole, 20))
-    counted, decode = [], vv._VideoSource._frames_of
+    counted, decode = [], decoding.LibavSource._frames_of
     monkeypatch.setattr(
-        vv._VideoSource, "_frames_of", lambda self, p: counted.append(time.sleep(0.01)) or decode(self, p)
+        decoding.LibavSource,
+        "_frames_of",
+        lambda self, p: counted.append(time.sleep(0.01)) or decode(self, p),
     )
     windows = source.windows()
     next(windows)
@@ -992,15 +1001,15 @@ def test_a_damaged_video_can_be_left_early(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_decoding_runs_ahead_only_a_little(tmp_path: Path, monkeypatch) -> None:
-    painted, paint = [], vv._VideoSource._paint
+    converted, convert = [], decoding.LibavSource._to_rgb
     monkeypatch.setattr(
-        vv._VideoSource, "_paint", lambda self, frame: painted.append(0) or paint(self, frame)
+        decoding.LibavSource, "_to_rgb", lambda self, frame: converted.append(0) or convert(self, frame)
     )
     source = open_source(clips.video(tmp_path / "a.mp4", clips.pictures(200)))
     windows = source.windows()
     next(windows)
     time.sleep(0.3)
-    assert len(painted) <= 16 * 3 + 1
+    assert len(converted) <= 16 * 3 + 1
     assert threads() == ["veil-decode"]
     windows.close()  # pyright: ignore
     assert threads() == []
@@ -1093,7 +1102,7 @@ def test_a_stream_that_begins_anywhere_and_is_damaged_is_read(camera: bytes) -> 
 
 
 def test_a_silent_stream_can_be_stopped(tmp_path: Path, camera: bytes, monkeypatch) -> None:
-    monkeypatch.setattr(vv, "_PATIENCE", 3.0)
+    monkeypatch.setattr(decoding, "TIMEOUT", 3.0)
     with stream(camera, hang=True) as url:
         source, count = open_source(url), 0
         threading.Timer(0.7, source.stop).start()
@@ -1109,7 +1118,7 @@ def test_a_silent_stream_can_be_stopped(tmp_path: Path, camera: bytes, monkeypat
 
 
 def test_a_frame_of_a_stream_does_not_wait_for_the_next(camera: bytes, monkeypatch) -> None:
-    monkeypatch.setattr(vv, "_PATIENCE", 2.0)
+    monkeypatch.setattr(decoding, "TIMEOUT", 2.0)
     with stream(camera, hang=True) as url:
         source = open_source(url)
         begin = time.monotonic()
@@ -1119,7 +1128,7 @@ def test_a_frame_of_a_stream_does_not_wait_for_the_next(camera: bytes, monkeypat
 
 
 def test_a_stream_that_falls_silent_has_ended(camera: bytes, monkeypatch) -> None:
-    monkeypatch.setattr(vv, "_PATIENCE", 0.5)
+    monkeypatch.setattr(decoding, "TIMEOUT", 0.5)
     with stream(camera, hang=True) as url:
         begin = time.monotonic()
         source = open_source(url)
@@ -1129,17 +1138,17 @@ def test_a_stream_that_falls_silent_has_ended(camera: bytes, monkeypatch) -> Non
 
 
 def test_a_stream_that_never_sends_is_an_error(monkeypatch) -> None:
-    monkeypatch.setattr(vv, "_PATIENCE", 0.3)
+    monkeypatch.setattr(decoding, "TIMEOUT", 0.3)
     with stream(b"", hang=True) as url:
         begin = time.monotonic()
-        with pytest.raises(VeilError, match="sends no video"):
+        with refuses("no-stream"):
             open_source(url)
         assert time.monotonic() - begin < 5
 
 
 @pytest.mark.parametrize("url", ["tcp://user:secret@127.0.0.1:9/x?token=secret", "nosuch://127.0.0.1/x"])
 def test_a_stream_that_is_not_there_is_an_error(url: str) -> None:
-    with pytest.raises(VeilError, match="sends no video") as caught:
+    with refuses("no-stream") as caught:
         open_source(url)
     assert "secret" not in str(caught.value)
     assert "127.0.0.1" in str(caught.value)
@@ -1147,7 +1156,7 @@ def test_a_stream_that_is_not_there_is_an_error(url: str) -> None:
 
 def test_digits_are_a_camera_unless_a_file_has_that_name(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(VeilError, match="camera 987"):
+    with refuses("no-stream"):
         open_source("987")
     clips.video(tmp_path / "in.mp4").rename("987")
     assert open_source("987").info.frames == 10
@@ -1162,7 +1171,7 @@ def save(path: Path, image: Image.Image, **how) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", sorted(vv.IMAGE_SUFFIXES))
+@pytest.mark.parametrize("suffix", sorted(IMAGE_SUFFIXES))
 def test_stills_pass_through_without_metadata(tmp_path: Path, suffix: str) -> None:
     exif = Image.Exif()
     exif[0x010F] = "SECRETMAKER"
@@ -1210,7 +1219,7 @@ def test_stills_of_every_kind(tmp_path: Path, mode: str) -> None:
         image = rgb.convert("LA").convert("PA") if mode == "PA" else rgb.convert(mode)
     suffix = ".jpg" if mode in ("CMYK", "YCbCr") else ".png"
     kept = mode not in ("HSV", "PA")  # no file does
-    pixels = read(save(tmp_path / f"a{suffix}", image))[1][0] if kept else vv._still(image)
+    pixels = read(save(tmp_path / f"a{suffix}", image))[1][0] if kept else to_rgb(image)
     grey = mode in ("1", "L", "LA", "I;16", "PA")
     wanted = np.asarray(rgb.convert("L").convert("RGB") if grey else rgb)
     assert pixels.shape == wanted.shape
@@ -1228,7 +1237,7 @@ def test_transparent_stills_lie_on_black(tmp_path: Path) -> None:
 def test_more_than_one_picture_is_an_error(tmp_path: Path, suffix: str) -> None:
     pages = [Image.fromarray(p) for p in clips.pictures(3)]
     path = save(tmp_path / f"a{suffix}", pages[0], save_all=True, append_images=pages[1:])
-    with pytest.raises(VeilError, match="holds 3 pictures"):
+    with refuses("several-pictures"):
         open_source(path)
 
 
@@ -1241,7 +1250,7 @@ def test_a_phones_jpeg_is_one_picture(tmp_path: Path) -> None:
 
 def test_a_broken_still_is_an_error(tmp_path: Path) -> None:
     path = clips.shortened(save(tmp_path / "a.jpg", Image.fromarray(clips.noise(1)[0])), 0.6)
-    with pytest.raises(VeilError, match="no picture"):
+    with refuses("not-a-picture"):
         open_source(path)
 
 
@@ -1255,11 +1264,11 @@ def test_a_still_with_broken_metadata_is_no_traceback(tmp_path: Path) -> None:
         try:
             assert read(tmp_path / "b.jpg")[1].size == 48 * 64 * 3
         except VeilError as error:
-            assert "no picture" in str(error)
+            assert error.code == "not-a-picture"
 
 
 def test_a_still_holds_one_frame(tmp_path: Path, source: Path) -> None:
-    with pytest.raises(VeilError, match=r"one picture.*\.mp4"):
+    with refuses("several-frames"):
         copy(source, tmp_path / "out.png")
     assert left(tmp_path) == set()
 
@@ -1267,7 +1276,7 @@ def test_a_still_holds_one_frame(tmp_path: Path, source: Path) -> None:
 def test_an_error_leaves_no_still(tmp_path: Path) -> None:
     info = VideoInfo(64, 48, Fraction(1), 1, Fraction(1))
     with pytest.raises(KeyboardInterrupt), open_sink(tmp_path / "a.png", info) as sink:
-        sink.write(clips.picture()[None], [Time(0, 1)])
+        sink.write(clips.picture()[None], [FrameTime(0, 1)])
         raise KeyboardInterrupt
     assert left(tmp_path) == set()
 
@@ -1275,4 +1284,4 @@ def test_an_error_leaves_no_still(tmp_path: Path) -> None:
 def test_names_tell_stills_from_videos() -> None:
     assert is_image("a/b.JPG") and is_image(Path("x.tiff")) and not is_image("a.gif")
     assert is_video("a/b.MP4") and is_video(Path("x.gif")) and not is_video("x.txt") and not is_video("x.png")
-    assert not vv.VIDEO_SUFFIXES & vv.IMAGE_SUFFIXES
+    assert not VIDEO_SUFFIXES & IMAGE_SUFFIXES

@@ -19,7 +19,9 @@ import veil
 from conftest import SHARED, needs_shared
 from veil.apps.demo import sample
 from veil.core import Explained, Region, VeilError
-from veil.media.video import Time, VideoInfo, open_sink, open_source
+from veil.media.sinks import open_sink
+from veil.media.sources import open_source
+from veil.media.video import FrameTime, VideoInfo
 from veil.methods import make, selective
 from veil.methods.noise import CarriedNoise
 from veil.nn import weights
@@ -479,7 +481,7 @@ def test_nobody_is_recognised(tmp_path: Path):
     with open_sink(
         tmp_path / "raw.mkv", VideoInfo(width, height, Fraction(25), 40, Fraction(1, 25)), codec="ffv1"
     ) as sink:
-        sink.write(frames, [Time(t, 1) for t in range(40)])
+        sink.write(frames, [FrameTime(t, 1) for t in range(40)])
     embed = faces.FaceEmbedder()
     (tmp_path / "faces").mkdir()
     for name in ("astronaut", "biden", "obama", "obama2"):

@@ -56,7 +56,7 @@ def test_group_photo_has_six_faces():
 
 @needs_shared
 def test_yolox_finds_pedestrians(monkeypatch):
-    from veil.media.video import open_source
+    from veil.media.sources import open_source
 
     monkeypatch.setenv(weights.FOLDER_VARIABLE, str(SHARED / "weights"))
     source = open_source(SHARED / "video" / "vtest.avi")

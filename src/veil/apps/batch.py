@@ -33,7 +33,8 @@ from veil.apps.cluster import TRIES, Lost, refuse, spread
 from veil.apps.worker import STAGE, Options, Outcome, Task, Worker
 from veil.core import VeilError
 from veil.media import storage
-from veil.media.inputs import mirrored, renamed
+from veil.media.inputs import find_inputs
+from veil.media.outputs import output_name
 from veil.media.storage import is_url
 from veil.media.video import Codec
 
@@ -190,16 +191,10 @@ def tasks_of(inputs: Sequence[str], output: str, codec: Codec = "h264") -> list[
     """Every video once, with the place of its output; two for one place are refused."""
     if not inputs:
         raise VeilError("there is nothing to do: name videos, folders, or a pattern such as 'in/**/*.mp4'.")
-    found: list[tuple[str, Path]] = []
-    for name in inputs:
-        if is_url(name):
-            found += storage.fitting(name)
-        else:
-            plain = name if not name.startswith("file://") else storage.absolute(name)
-            found += mirrored([plain], Path(output) if not is_url(output) else Path(os.devnull))
+    found = find_inputs(inputs, exclude=None if is_url(output) else Path(output), stored=True)
     tasks: dict[str, Task] = {}
     for name, place in found:
-        task = Task(storage.absolute(name), renamed(place, codec).as_posix(), output)
+        task = Task(storage.absolute(name), output_name(place, codec).as_posix(), output)
         other = tasks.setdefault(task.target, task)
         if other.source != task.source:
             raise VeilError(

@@ -16,7 +16,9 @@ from PIL import Image
 from veil.apps.pipeline import Progress, anonymize_video
 from veil.apps.report import Report, draw_sheet, save_picture
 from veil.core import Anonymizer, Frames
-from veil.media.video import Time, VideoInfo, open_sink, open_source
+from veil.media.sinks import open_sink
+from veil.media.sources import open_source
+from veil.media.video import FrameTime, VideoInfo
 from veil.people.pictures import built_in
 
 SIZE = (480, 360)  # width, height
@@ -51,7 +53,7 @@ def run_demo(folder: Path, anonymizer: Anonymizer, progress: Progress | None = N
     raw, veiled, picture = folder / "sample.mp4", folder / "anonymized.mp4", folder / "side-by-side.jpg"
     info = VideoInfo(*SIZE, fps=Fraction(30), frames=LENGTH, time_base=Fraction(1, 30))
     with open_sink(raw, info, quality=18, overwrite=True) as sink:
-        sink.write(sample(), [Time(i, 1) for i in range(LENGTH)])
+        sink.write(sample(), [FrameTime(i, 1) for i in range(LENGTH)])
     report = anonymize_video(
         raw,
         veiled,

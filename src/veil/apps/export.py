@@ -31,7 +31,7 @@ from veil.data.frames import read_frames
 from veil.features import encoders, splavu
 from veil.features.adapter import ITSELF, Adapter
 from veil.features.bank import extract
-from veil.media.video import open_source
+from veil.media.sources import open_source
 from veil.methods import builtin, learned, make
 from veil.methods.network import Redraw, Shape, redrawn
 from veil.methods.prototypes import Prototypes

@@ -41,7 +41,7 @@ from veil.data.sample import Dataset, Sample, Segment, Split
 from veil.data.splits import deal
 from veil.features.bank import STILLS, Bank, Encoder, Failed, Features, Vocabulary, collected, each
 from veil.features.store import About, DType, Hit, Store, features_of
-from veil.media.video import is_image, is_video
+from veil.media.inputs import is_image, is_video
 
 Progress = Callable[[int, int], Any]  # is told how many videos are done, of how many
 _CHUNK = 8  # videos that a worker takes at once

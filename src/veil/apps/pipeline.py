@@ -15,7 +15,9 @@ from typing import Literal
 from veil.apps.explain import Explanation
 from veil.apps.report import Preview, Report, ReportFile, Tally, things
 from veil.core import Anonymizer, Explained, Frames, Veiled, VeilError
-from veil.media.video import Codec, Time, VideoSource, open_sink, open_source
+from veil.media.sinks import open_sink
+from veil.media.sources import open_source
+from veil.media.video import Codec, FrameTime, VideoSource
 from veil.methods import DEFAULT, make
 
 Progress = Callable[[int, int | None], None]  # frames done, frames in all (None: unknown)
@@ -93,7 +95,7 @@ def anonymize_video(
             output=output.name,
             method=anonymizer.name,
             params=anonymizer.params(),
-            lost=reading.lost,
+            undecodable=reading.undecodable,
             seconds=time.monotonic() - begun,
             size=writing.size,
         )
@@ -108,10 +110,10 @@ def anonymize_video(
 
 def _veiled(
     anonymizer: Anonymizer, source: VideoSource, why: Explanation | None
-) -> Iterator[tuple[Veiled, list[Time]]]:
+) -> Iterator[tuple[Veiled, list[FrameTime]]]:
     """What the anonymizer makes of the source, each frame with its time; every frame once, or an error."""
-    waiting: deque[Time] = deque()
-    unexplained: deque[Time] = deque()
+    waiting: deque[FrameTime] = deque()
+    unexplained: deque[FrameTime] = deque()
 
     def windows() -> Iterator[Frames]:
         for window in source.windows():

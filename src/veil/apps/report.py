@@ -16,7 +16,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from veil.core import Frames, Region, RegionSource, VeilError, __version__, io_errors
 from veil.media.draft import Draft
-from veil.media.video import VideoInfo, is_image
+from veil.media.inputs import is_image
+from veil.media.video import VideoInfo
 
 Regions = list[tuple[Region, ...]] | None
 
@@ -32,7 +33,7 @@ class Report:
     height: int
     fps: float
     frames: int
-    lost: int  # frames that could not be decoded (only with salvage)
+    undecodable: int  # frames that could not be decoded (only with salvage)
     seconds: float  # how long it took
     hidden: float  # mean share of a frame that was changed, 0 to 1
     tracks: int | None  # how many faces or people were followed, if any were; None: whole frames were changed
@@ -52,13 +53,13 @@ class Report:
         """The summary for people."""
         thing = things(self.params)
         pictures = f"{self.frames} frame{'s' * (self.frames != 1)}"
-        lost = f" ({self.lost} more could not be decoded)" if self.lost else ""
+        gone = f" ({self.undecodable} more could not be decoded)" if self.undecodable else ""
         if self.tracks is None:
-            return f"{self.output}: {pictures}{lost}, each changed as a whole by {self.method}."
+            return f"{self.output}: {pictures}{gone}, each changed as a whole by {self.method}."
         chosen, bare = "hide" in self.params, self.frames_without
         if bare == self.frames:
             none = f"NOTHING that looks like {thing} was" if chosen else f"NO {thing}"
-            return f"{self.output}: {pictures}{lost}, {none} found in any of them: nothing was hidden. Look at it."
+            return f"{self.output}: {pictures}{gone}, {none} found in any of them: nothing was hidden. Look at it."
         seen = f"{self.frames - bare} of them" if bare else "every one of them"
         note = (
             f"; in the other {bare} nothing was found, which does not mean that nothing is there"
@@ -69,7 +70,7 @@ class Report:
         never = f"; {' and '.join(self.missing)} was NEVER found" if self.missing else ""
         share = f" ({100 * self.hidden:.{0 if self.hidden > 0.01 else 2}f} % of the picture on average)"
         return (
-            f"{self.output}: {pictures}{lost}, {what} hidden in {seen} by {self.method}"
+            f"{self.output}: {pictures}{gone}, {what} hidden in {seen} by {self.method}"
             f"{share if chosen else ''}{note}{never}."
         )
 
@@ -130,7 +131,14 @@ class Tally:
         self.frames += len(frames)
 
     def report(
-        self, *, output: str, method: str, params: dict, lost: int, seconds: float, size: tuple[int, int]
+        self,
+        *,
+        output: str,
+        method: str,
+        params: dict,
+        undecodable: int,
+        seconds: float,
+        size: tuple[int, int],
     ) -> Report:
         """The summary of all that was counted."""
         return Report(
@@ -141,7 +149,7 @@ class Tally:
             height=size[1],
             fps=float(self.info.fps),
             frames=self.frames,
-            lost=lost,
+            undecodable=undecodable,
             seconds=round(seconds, 3),
             hidden=round(self._share / max(1, self.frames), 4),
             tracks=None if self._whole else self._tracks,

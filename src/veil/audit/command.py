@@ -22,7 +22,7 @@ from veil.audit.runner import Data, judge
 from veil.audit.suites import ALWAYS, SUITES
 from veil.core import Anonymizer, VeilError, __version__
 from veil.data import Dataset, read
-from veil.media.video import open_source
+from veil.media.sources import open_source
 from veil.methods import make
 from veil.nn import image, video
 from veil.people.bodies import BodyEmbedder

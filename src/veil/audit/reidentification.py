@@ -31,7 +31,9 @@ import numpy as np
 import numpy.typing as npt
 
 from veil.core import Box, Frames, VeilError
-from veil.media.video import VideoSource, is_image, is_video, open_source
+from veil.media.inputs import is_image, is_video
+from veil.media.sources import open_source
+from veil.media.video import VideoSource
 from veil.metrics import Bootstrap, Resampling, Score
 from veil.people.boxes import closeness
 from veil.people.faces import Embedder, FaceEmbedder, Seen

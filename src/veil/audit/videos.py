@@ -25,7 +25,9 @@ from veil.audit.result import After
 from veil.core import Anonymizer, Frames, VeilError
 from veil.data import Dataset, Sample
 from veil.data.frames import FrameReader, Read, square
-from veil.media.video import Time, VideoInfo, open_sink, open_source
+from veil.media.sinks import open_sink
+from veil.media.sources import open_source
+from veil.media.video import FrameTime, VideoInfo
 
 FPS = 25  # of the file that an H.264 round trip writes; the encoder looks at frames, not at seconds
 ROOM = 4 << 30  # bytes of raw video that are remembered
@@ -171,7 +173,7 @@ def round_trip(frames: Frames) -> Frames:
     with tempfile.TemporaryDirectory(prefix="veil-audit-") as folder:
         path = Path(folder) / "clip.mp4"
         with open_sink(path, info) as sink:
-            sink.write(frames, [Time(index, 1) for index in range(len(frames))])
+            sink.write(frames, [FrameTime(index, 1) for index in range(len(frames))])
         with closing(open_source(path)) as source:
             back = np.concatenate([window.frames for window in source.windows()])
     return back[:, :height, :width]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from veil.apps.pipeline import anonymize_video
 from veil.cli.arguments import AnonymizerOptions, Flag, Output, chosen_method, joined_names
 from veil.cli.terminal import print_error, print_result, progress_bar
-from veil.core import VeilError
-from veil.media.inputs import plan
+from veil.core import VeilError, io_errors
+from veil.media.outputs import plan_outputs
 from veil.media.video import Codec
 from veil.methods import make
 
@@ -62,22 +60,18 @@ def anonymize(
     anonymizer = make(
         method, region=hiding.region, hide=joined_names(hiding.hide), also=joined_names(hiding.also)
     )
-    jobs = plan(inputs, output, codec)
-    single = len(jobs) == 1 and jobs[0].target == Path(output)
+    planned = plan_outputs(inputs, output, codec)
+    single = planned[0].root is None
     failed = 0
-    for number, job in enumerate(jobs):
-        message = f"{number + 1} of {len(jobs)}" if len(jobs) > 1 else "anonymizing"
+    for number, one in enumerate(planned):
+        message = f"{number + 1} of {len(planned)}" if len(planned) > 1 else "anonymizing"
+        beside = one.beside(report, ".json"), one.beside(preview, ".jpg"), one.beside(explain, "")
         try:
-            if not single:
-                for folder in (output, report, preview, explain):
-                    if folder:
-                        (Path(folder) / job.target.relative_to(output)).parent.mkdir(
-                            parents=True, exist_ok=True
-                        )
-            with progress_bar(message) as progress:
+            with io_errors(one.target, "written"), progress_bar(message) as progress:
+                one.make_folders(*beside)
                 result = anonymize_video(
-                    job.source,
-                    job.target,
+                    one.source,
+                    one.target,
                     anonymizer,
                     audio=hiding.audio,
                     codec=codec,
@@ -85,9 +79,9 @@ def anonymize(
                     overwrite=overwrite,
                     salvage=salvage,
                     progress=progress,
-                    report=_beside(report, ".json", job.target, None if single else output),
-                    preview=_beside(preview, ".jpg", job.target, None if single else output),
-                    explain=_beside(explain, "", job.target, None if single else output),
+                    report=beside[0],
+                    preview=beside[1],
+                    explain=beside[2],
                     require_match=require_match,
                 )
             print_result(result.sentence())
@@ -96,17 +90,6 @@ def anonymize(
                 raise
             failed += 1
             print_error(error)
-        except OSError as error:
-            print_error(f"{error.filename or job.target} cannot be written: {error.strerror or error}.")
-            failed += 1
-    if failed and not single:
-        print_error(f"{failed} of {len(jobs)} inputs failed.")
+    if failed:
+        print_error(f"{failed} of {len(planned)} inputs failed.")
     return 2 if failed else 0
-
-
-def _beside(place: str | None, suffix: str, target: Path, root: str | None) -> Path | None:
-    """Where the report, preview or explanation of a video goes: as named, or its mirror in the named folder."""
-    if place is None or root is None:
-        return Path(place) if place else None
-    mirror = Path(place) / target.relative_to(root)
-    return mirror.with_name(mirror.name + suffix)

@@ -21,7 +21,7 @@ from veil.data.labels import read_json, read_pickle, read_table
 from veil.data.listing import find, folder, locate, media, present, video_id, walk
 from veil.data.sample import Dataset, Sample, Split
 from veil.data.splits import deal, hold_out
-from veil.media.video import is_image
+from veil.media.inputs import is_image
 
 # fmt: off
 VISPR1 = (

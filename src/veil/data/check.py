@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 from veil import data
 from veil.core import Frames, VeilError
 from veil.data.sample import Dataset, Sample, Split
-from veil.media.video import is_image
+from veil.media.inputs import is_image
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 SHOWN = 100  # attributes that are told to a person; thousands of tags are for the JSON

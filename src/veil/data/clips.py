@@ -20,7 +20,7 @@ from veil.data.labels import read_lines, read_table
 from veil.data.listing import find, folder, locate, media, present, video_id, walk
 from veil.data.sample import Dataset, Sample, Split
 from veil.data.splits import deal_in_turn, draw, hold_out
-from veil.media.video import is_image, is_video
+from veil.media.inputs import is_image, is_video
 
 
 def ucf101(root: Path, *, labels: Path | None = None, split: int = 1) -> Dataset:

@@ -28,7 +28,8 @@ from PIL import Image
 
 from veil.core import Frames, VeilError, io_errors
 from veil.data.sample import Dataset, Sample
-from veil.media.video import is_image, open_source
+from veil.media.inputs import is_image
+from veil.media.sources import open_source
 
 _LAYOUT = 1  # of the cache; another number makes every entry anew
 _BATCH = 32  # samples that are made together

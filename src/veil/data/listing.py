@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from veil.core import VeilError
-from veil.media.video import is_image, is_video
+from veil.media.inputs import is_image, is_video
 
 
 class NoFolder(VeilError):

@@ -21,7 +21,8 @@ from torch import Tensor
 from veil.core import Frames, VeilError
 from veil.data.frames import read_frames, square
 from veil.data.sample import Dataset, Sample, Split
-from veil.media.video import is_image, is_video, open_source
+from veil.media.inputs import is_image, is_video
+from veil.media.sources import open_source
 
 STILLS = 10  # static clips of a video
 # Frames of a video that static clips are chosen from; in a longer video they are off their places by up to 1/256 of it.

@@ -16,15 +16,13 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from veil.core import VeilError
-from veil.media.inputs import fixed
-from veil.media.video import is_image, is_video
+from veil.core import VeilError, io_errors
 
 
 class Stamp(NamedTuple):
@@ -59,7 +57,7 @@ def stamp(name: str) -> Stamp | None:
         except (FileNotFoundError, NotADirectoryError):
             return None
         return Stamp(found.st_size, str(found.st_mtime_ns))
-    with _told(name, "reached"):
+    with _storage_errors(name, "reached"):
         system, path = _system(name)
         try:
             info = system.info(path)
@@ -68,23 +66,24 @@ def stamp(name: str) -> Stamp | None:
     return _stamp(info)
 
 
-def fitting(pattern: str) -> list[tuple[str, Path]]:
-    """The videos and stills at URLs that a pattern fits, and the place of each below its fixed part."""
-    with _told(pattern, "listed"):
-        system, inside = _system(pattern)
-        if not re.search(r"[*?[]", inside):
-            folder = inside.rstrip("/")
-            if not system.isdir(folder):
-                return [(pattern, Path(PurePosixPath(inside).name))]
-            inside, root = f"{folder}/**", folder
-        else:
-            root = fixed(inside)
-        names = sorted(name for name in system.glob(inside) if is_video(name) or is_image(name))
-    hidden = [name for name in names if any(part.startswith(".") for part in name.split("/"))]
-    found = [name for name in names if name not in set(hidden)]
-    if not found:
-        raise VeilError(f"no video and no picture fits {pattern}: check it.")
-    return [(system.unstrip_protocol(name), Path(PurePosixPath(name).relative_to(root))) for name in found]
+def is_folder(url: str) -> bool:
+    """Whether a URL is that of a folder."""
+    with _storage_errors(url, "listed"):
+        system, path = _system(url)
+        return system.isdir(path.rstrip("/"))
+
+
+def list_files(base: str, pattern: str) -> dict[Path, str]:
+    """The URLs of the files that match a pattern, by their paths below the base."""
+    with _storage_errors(pattern, "listed"):
+        system, matched = _system(pattern)
+        root = _system(base)[1]
+        found = system.glob(matched, detail=True)
+        return {
+            Path(PurePosixPath(name).relative_to(root)): system.unstrip_protocol(name)
+            for name, info in found.items()
+            if info.get("type") == "file"
+        }
 
 
 def at_hand(name: str, folder: Path) -> Path:
@@ -92,7 +91,7 @@ def at_hand(name: str, folder: Path) -> Path:
     if not is_url(name):
         return Path(name)
     copy = folder / f"{secrets.token_hex(6)}{PurePosixPath(urlsplit(name).path).suffix}"
-    with _told(name, "read"):
+    with _storage_errors(name, "read"):
         system, path = _system(name)
         system.get_file(path, str(copy))
     return copy
@@ -104,26 +103,44 @@ def publish(file: Path, place: str) -> None:
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         file.replace(place)
         return
-    with _told(place, "written"):
+    with _storage_errors(place, "written"):
         system, path = _system(place)
         parent, _, last = path.rpartition("/")
         hidden = f"{parent}/.veil-{secrets.token_hex(6)}-{last}"
         system.makedirs(parent, exist_ok=True)
         try:
             system.put_file(str(file), hidden)
-            if system.exists(path):  # not every storage moves over what is there
-                system.rm_file(path)
-            system.mv(hidden, path)
+            _replace(system, hidden, path)
         except BaseException:
             with suppress(Exception):
                 system.rm_file(hidden)
             raise
 
 
+def _replace(system: Any, new: str, path: str) -> None:
+    """Move a file over another one; until it is in place, the old one is kept."""
+    if not system.exists(path):
+        system.mv(new, path)
+        return
+    with suppress(Exception):  # most storages replace in one step; the others refuse, or do nothing
+        system.mv(new, path)
+    system.invalidate_cache()
+    if not system.exists(new):
+        return
+    old = f"{new}-old"
+    system.mv(path, old)
+    try:
+        system.mv(new, path)
+    except BaseException:
+        system.mv(old, path)
+        raise
+    system.rm_file(old)
+
+
 def sha256(name: str | Path) -> str:
     """The checksum of a file's content."""
     if is_url(str(name)):
-        with _told(str(name), "read"):
+        with _storage_errors(str(name), "read"):
             system, path = _system(str(name))
             with system.open(path, "rb") as file:
                 digest = hashlib.sha256()
@@ -154,7 +171,7 @@ def trace(stage: str, key: str) -> Iterator[Trace]:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return
-    with _told(stage, "written"):
+    with _storage_errors(stage, "written"):
         system, path = _system(stage)
         system.makedirs(path, exist_ok=True)
         system.invalidate_cache()
@@ -172,7 +189,7 @@ def remove(folder: str) -> None:
     if not is_url(folder):
         shutil.rmtree(folder, ignore_errors=True)
         return
-    with _told(folder, "removed"):
+    with _storage_errors(folder, "removed"):
         system, path = _system(folder)
         with suppress(FileNotFoundError):
             system.rm(path, recursive=True)
@@ -234,18 +251,7 @@ def _stamp(info: dict[str, Any]) -> Stamp:
     return Stamp(int(info.get("size") or 0), str(next((mark for mark in marks if mark), "")))
 
 
-@contextmanager
-def _told(name: str, what: str) -> Iterator[None]:
-    """Make one sentence of whatever a storage's library raises; they have an exception each for the same thing."""
+def _storage_errors(name: str, action: str) -> AbstractContextManager[None]:
+    """Turn whatever a storage's library raises into one sentence; each has its own exception for the same thing."""
     shown = re.sub(r"//[^/@]*@", "//", name).split("?")[0]  # messages hold no password
-    try:
-        yield
-    except VeilError:
-        raise
-    except ImportError as error:
-        raise VeilError(f"{shown} could not be {what}: {error}.") from error
-    except ValueError as error:
-        raise VeilError(f"{shown} could not be {what} ({error}): use a URL that fsspec knows.") from error
-    except Exception as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise VeilError(f"{shown} could not be {what} ({why}): check the name and your rights.") from error
+    return io_errors(shown, action, advice="check the name and your rights", errors=(Exception,))

@@ -35,7 +35,8 @@ from veil.apps.live.outputs import open_live_sink
 from veil.apps.live.sinks import TICKS, LiveSink
 from veil.apps.live.threads import Log, MethodWorker, SourceReader
 from veil.core import Anonymizer, VeilError
-from veil.media.video import VideoInfo, VideoSource, open_source
+from veil.media.sources import open_source
+from veil.media.video import VideoInfo, VideoSource
 
 QUEUE = 2  # raw frames that wait for the method; half of those it looks ahead, where that is more
 FLUSH = 10.0  # seconds that the method has to give out what it holds, at the end

@@ -15,7 +15,8 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from veil.core import Frames, VeilError
-from veil.media.video import Time, VideoInfo, VideoSink, open_sink
+from veil.media.sinks import open_sink
+from veil.media.video import FrameTime, VideoInfo, VideoSink
 
 TICKS = 90_000  # in a second
 PORT = 8090  # of HTTP
@@ -65,7 +66,7 @@ class FileSink:
         if self._held is not None and self._zero is not None:
             frame, tick = self._held
             try:
-                self._sink.write(frame[None], [Time(tick - self._zero, max(1, until - tick))])
+                self._sink.write(frame[None], [FrameTime(tick - self._zero, max(1, until - tick))])
             except BaseException as error:
                 self._held = None
                 self._sink.__exit__(type(error), error, None)

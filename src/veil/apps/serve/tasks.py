@@ -56,17 +56,18 @@ def sample(task: Task, progress: ProgressWriter) -> dict[str, Any]:
     """Write the built-in sample."""
     from veil.apps.demo import LENGTH, SIZE
     from veil.apps.demo import sample as frames
-    from veil.media.video import Time, VideoInfo, open_sink
+    from veil.media.sinks import open_sink
+    from veil.media.video import FrameTime, VideoInfo
 
     info = VideoInfo(*SIZE, fps=Fraction(30), frames=LENGTH, time_base=Fraction(1, 30))
     with open_sink(Path(task["folder"]) / "sample.mp4", info, quality=20) as sink:
-        sink.write(frames(), [Time(i, 1) for i in range(LENGTH)])
+        sink.write(frames(), [FrameTime(i, 1) for i in range(LENGTH)])
     return {}
 
 
 def inspect(task: Task, progress: ProgressWriter) -> dict[str, Any]:
     """Properties of the video and stills of its beginning; a video that is too long or too large is refused."""
-    from veil.media.video import open_source
+    from veil.media.sources import open_source
 
     path, stills = Path(task["video"]), Path(task["stills"])
     kept: list[tuple[float, Frames]] = []  # second and frame

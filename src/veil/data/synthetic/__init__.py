@@ -207,7 +207,8 @@ def _parse(name: str) -> tuple[Kind, int, int]:
 
 def show(folder: Path, *, seed: int = 0, size: int = 192) -> list[Path]:
     """Write a contact sheet of the people and what they do, and a video of all actions; the files' paths."""
-    from veil.media.video import Time, VideoInfo, open_sink
+    from veil.media.sinks import open_sink
+    from veil.media.video import FrameTime, VideoInfo
 
     folder.mkdir(parents=True, exist_ok=True)
     sheet, video = folder / "synthetic.jpg", folder / "synthetic.mp4"
@@ -224,7 +225,7 @@ def show(folder: Path, *, seed: int = 0, size: int = 192) -> list[Path]:
                 _caption(clip.numpy(), ACTIONS[action])
             wall = frames.view(rows, columns, length, size, size, 3).permute(2, 0, 3, 1, 4, 5)
             wall = wall.reshape(length, rows * size, columns * size, 3).numpy()
-            sink.write(wall, [Time(take_ * length + i, 1) for i in range(length)])
+            sink.write(wall, [FrameTime(take_ * length + i, 1) for i in range(length)])
     return [sheet, video]
 
 
