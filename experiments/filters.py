@@ -1,15 +1,15 @@
-"""The table of filters on real data: what each keeps and what it leaks, against the audit's attackers.
+"""The table of filters on real data: the utility and the leakage of each, by the audit's recognizers.
 
     python -m experiments.filters regions DATA -o regions.npz     where people are, found once (needs the YOLOX weights)
-    python -m experiments.filters parts DATA -o parts.npz --weights parts.safetensors      what the part network says of each frame
-    python -m experiments.filters table DATA -o DIR --regions regions.npz --parts parts.npz [--seconds 500]
-    python -m experiments.filters merge DIR -o docs/results       one table of all rows in DIR
+    python -m experiments.filters parts DATA -o parts.npz --weights parts.safetensors      the part network's output for each frame
+    python -m experiments.filters table DATA --regions regions.npz --parts parts.npz [--seconds 500]
+    python -m experiments.filters merge -o PAGES                  the audit's pages of all records in docs/results
 
 DATA holds `utd_mhad_depth` (actions against the identity of 8 people) and `ucf_sports` with `utkface` (actions of the
 one against gender, race and age of the other). Every method and seed is a task; several are done at once, raw video
-first; each finished task is one file in DIR, and tasks that are there are not done again. So the table can be
-made in several sittings, and on a GPU machine without onnxruntime: people are where `regions` found them, and the part
-network's answers are those that `parts` wrote there.
+first; each finished task is one record (`experiments.records`), and tasks that have a record are not done again. So the table
+can be made in several sittings, and on a GPU machine without onnxruntime: people are where `regions` found them, and the part
+network's outputs are those of `parts`.
 """
 
 from __future__ import annotations
@@ -23,27 +23,32 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from experiments import records
+from experiments.records import Current, Record
 from veil.audit.experiment import merged
+from veil.audit.provenance import data_fingerprint, source_fingerprint, suite_fingerprint, weights_fingerprint
 from veil.audit.recognition import Effort, Recognizer
 from veil.audit.reconstruction import Restoring
 from veil.audit.report import write
-from veil.audit.result import Result, load, save
+from veil.audit.result import Result
 from veil.audit.runner import Data, judge
 from veil.audit.suites import Suite
 from veil.core import Anonymizer, Frames, Image, Region, Veiled
 from veil.data import Dataset, Sample, read
 from veil.data.frames import square
-from veil.methods import make
+from veil.methods import ANONYMIZERS, make
 from veil.methods.filters import Filter
 from veil.people import parts as part_network
 from veil.people.parts import Parts, looked_at
@@ -273,11 +278,10 @@ def work(worker: int, tasks: list[Task], taken, data: dict[str, Data], given: ar
         if number >= len(tasks):
             return
         protocol, name, seed = tasks[number]
-        path = given.output / f"{protocol}.{slug(name)}.{seed}.json"
-        if path.exists():
+        if (name, seed) in records.done(given.output, protocol):
             continue
-        while name != "raw" and not (given.output / f"{protocol}.raw.{seed}.json").exists():
-            time.sleep(0.5)
+        while name != "raw" and ("raw", seed) not in records.done(given.output, protocol):
+            time.sleep(2)
         start = time.monotonic()
         if start + longest - begun > given.seconds:
             return
@@ -288,20 +292,11 @@ def work(worker: int, tasks: list[Task], taken, data: dict[str, Data], given: ar
             if (hides_people and regions is None) or ("selective" in spec and given.known is None):
                 continue
             if "selective" in spec:
-                (folder := given.output / "stored" / name).mkdir(parents=True, exist_ok=True)
+                (folder := given.keep / "anonymized" / name).mkdir(parents=True, exist_ok=True)
                 anonymizer = Stored(spec, folder)
             else:
                 anonymizer = Recorded(spec, regions) if hides_people and regions else make(spec)
-        suite = SUITE
-        if protocol == "ucf-sports-utkface":  # 75 clips are learned by heart in far fewer steps
-            fewer = {
-                sees: replace(effort, steps=400) for sees, effort in suite.efforts.items() if "clips" in sees
-            }
-            suite = replace(suite, efforts=suite.efforts | fewer)
-        if seed > 0:  # the dearer networks, which seldom are the strongest here, are put to one seed only
-            suite = replace(
-                suite, uses=suite.uses[:1], attackers=suite.attackers[:1], knows=("raw", "adapted")
-            )
+        suite = suite_of(protocol, seed)
         if given.tiny:
             suite = tiny(suite)
         (result,) = judge(
@@ -311,20 +306,88 @@ def work(worker: int, tasks: list[Task], taken, data: dict[str, Data], given: ar
             seeds=[seed],
             device=given.device,
             keep=given.keep,
-            command="python -m experiments.filters table DATA -o DIR --regions regions.npz",
+            command="python -m experiments.filters table DATA --regions regions.npz --parts parts.npz",
         )
-        save(result, path.with_suffix(".part"))
-        path.with_suffix(".part").replace(path)
+        now = Current(code_of(name), suite_fingerprint(suite_of(protocol, seed)))
+        records.append(given.output, record_of(result, protocol, seed, data[protocol], anonymizer, now))
         longest = time.monotonic() - start
         print(
             f"{start - begun:5.0f} s +{time.monotonic() - start:4.0f} s [{worker}] {protocol} {name} {seed}",
             flush=True,
         )
-        for row in result.rows:
-            loss = ", ".join(f"{value:.3f}" for value in row.train_loss)
-            print(
-                f"    {row.target:10s} {row.by:22s} {row.knows:9s} {row.value:.3f} (chance {row.chance:.3f}) loss {loss}"
-            )
+
+
+def fewer_steps(suite: Suite) -> Suite:
+    """For 75 clips, which networks fit in far fewer steps."""
+    fewer = {sees: replace(effort, steps=400) for sees, effort in suite.efforts.items() if "clips" in sees}
+    return replace(suite, efforts=suite.efforts | fewer)
+
+
+def suite_of(protocol: str, seed: int) -> Suite:
+    """The recognizers of a protocol; the larger networks, which seldom are the strongest here, for the first seed only."""
+    suite = fewer_steps(SUITE) if protocol == "ucf-sports-utkface" else SUITE
+    if seed > 0:
+        suite = replace(suite, uses=suite.uses[:1], attackers=suite.attackers[:1], knows=("raw", "adapted"))
+    return suite
+
+
+@cache
+def code_of(name: str) -> str:
+    """The fingerprint of a method's specification and code."""
+    spec = METHODS[name]
+    return records.digest(spec, source_fingerprint(ANONYMIZERS[spec.split(":")[0]]) if spec else "raw")
+
+
+def record_of(
+    result: Result, protocol: str, seed: int, data: Data, anonymizer: Anonymizer | None, now: Current
+) -> Record:
+    """The record of an audit's result."""
+    plain = result.to_json()
+    scores = []
+    for row in plain["rows"]:
+        (value,), losses = row.pop("values"), row.pop("train_loss")
+        scores.append({**row, "value": value, "train_loss": losses[0] if losses else None})
+    settings = {key: value for key, value in plain["settings"].items() if key != "seeds"}
+    details = {key: plain[key] for key in ("params", "data", "untested", "version")}
+    return Record(
+        protocol,
+        result.method,
+        seed,
+        scores,
+        commit=records.commit(),
+        code=now.code,
+        weights=weights_fingerprint(anonymizer),
+        data=records.digest(*(data_fingerprint(one) for one in (data.use, data.private) if one)),
+        suite=now.suite,
+        time=records.now(),
+        hardware=result.device,
+        command=result.command,
+        evaluation_seconds=result.seconds,
+        details={**details, **settings},
+    )
+
+
+def result_of(record: Record, raw: Sequence[Record]) -> Result:
+    """The audit's result of a record, beside those of raw video."""
+    plain = {
+        "method": record.method,
+        "rows": [_row(score) for score in record.scores],
+        "raw": [_row(score) for one in raw for score in one.scores],
+        "settings": {"suite": record.details["suite"], "seeds": [record.seed]},
+        "command": record.command or "",
+        "seconds": record.evaluation_seconds or 0.0,
+        "device": record.hardware or "",
+        **{key: record.details[key] for key in ("params", "data", "untested", "version")},
+    }
+    return Result.from_json(plain)
+
+
+def _row(score: Mapping[str, Any]) -> dict[str, Any]:
+    """A score as `Result.from_json` reads it."""
+    loss = score["train_loss"]
+    row = {**score, "values": [score["value"]], "train_loss": [] if loss is None else [loss]}
+    del row["value"]
+    return row
 
 
 def tiny(suite: Suite) -> Suite:
@@ -365,33 +428,35 @@ def table(given: argparse.Namespace) -> None:
         worker.start()
     for worker in workers:
         worker.join()
-    print(f"{len(list(given.output.glob('*.json')))} of {len(tasks)} tasks are done", flush=True)
+    done = sum((name, seed) in records.done(given.output, protocol) for protocol, name, seed in tasks)
+    print(f"{done} of {len(tasks)} tasks are done", flush=True)
     if any(worker.exitcode for worker in workers):
         sys.exit("a worker failed")
 
 
 def merge(folder: Path, output: Path) -> None:
-    """One comparison for each protocol, of all methods and seeds that are there."""
+    """One comparison for each protocol, of all methods and seeds that have a record."""
     output.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, list[Result]]] = {}  # by protocol and method, in the order of METHODS
-    for path in sorted(folder.glob("*.json")):
-        result = load(path)
-        found.setdefault(path.name.split(".")[0], {}).setdefault(result.method, []).append(result)
     order = list(METHODS)
-    for protocol, methods in found.items():
+    for protocol in records.protocols(folder):
+        if protocol.startswith("features-"):
+            continue
+        methods: dict[str, list[Record]] = {}
+        for record in records.read(folder, protocol):
+            methods.setdefault(record.method, []).append(record)
+        raw = methods.get("raw", [])
         joined: list[Result] = []
         for name in sorted(
             methods, key=lambda name: (order.index(name) if name in order else len(order), name)
         ):
-            parts = methods[name]
-            seeds = [seed for part in parts for seed in part.settings["seeds"]]
+            parts = [result_of(record, raw) for record in methods[name]]
             joined.append(
                 dataclasses.replace(
                     parts[0],
                     rows=merged(row for part in parts for row in part.rows),
-                    raw=merged(row for part in methods.get("raw", ()) for row in part.rows),
+                    raw=merged(parts[0].raw),
                     seconds=sum(part.seconds for part in parts),
-                    settings={**parts[0].settings, "seeds": seeds},
+                    settings={**parts[0].settings, "seeds": [record.seed for record in methods[name]]},
                 )
             )
         print(f"{protocol}\n\n{summary(joined)}\n")
@@ -400,17 +465,18 @@ def merge(folder: Path, output: Path) -> None:
 
 
 def summary(results: list[Result]) -> str:
-    """A line for each method: the use with and without training anew, the strongest attacker, and one who knows raw video only."""
+    """A line for each method: its utility, adaptive and oblivious, and the strongest and the oblivious attacker."""
     lines = [
-        "| method | use, trained anew | use, trained on raw video | found by the strongest | found by who knows raw video | seeds |",
+        "| method | utility, adaptive | utility, oblivious | leakage, strongest | leakage, oblivious | seeds |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for result in results:
         cells = []
         for role in ("utility", "leakage"):
             rows = [row for row in result.rows if row.role == role]
-            old = [row for row in rows if row.knows == "raw"]
-            for some in (rows if role == "leakage" else [row for row in rows if row.knows == "adapted"], old):
+            oblivious = [row for row in rows if row.knowledge == "oblivious"]
+            adaptive = [row for row in rows if row.knowledge == "adaptive"]
+            for some in (rows if role == "leakage" else adaptive, oblivious):
                 best = max(some, key=lambda row: row.value, default=None)
                 low, high = (best.interval or best.spread) if best else (0, 0)
                 cells.append(f"{best.value:.3f} [{low:.3f}–{high:.3f}]" if best else "–")
@@ -425,8 +491,16 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     for verb in ("regions", "parts", "table", "merge"):
         one = verbs.add_parser(verb)
-        one.add_argument("data", type=Path)
-        one.add_argument("-o", "--output", type=Path, required=True)
+        if verb != "merge":
+            one.add_argument("data", type=Path)
+        one.add_argument(
+            "-o",
+            "--output",
+            type=Path,
+            required=verb != "table",
+            default=records.RESULTS,
+            help="file or folder",
+        )
         if verb == "table":
             one.add_argument("--regions", type=Path)
             one.add_argument("--parts", type=Path)
@@ -445,10 +519,10 @@ def main() -> None:
     elif given.verb == "parts":
         answer(given.data, given.weights, given.output, given.device)
     elif given.verb == "table":
-        given.keep = given.keep or given.output / "keep"
+        given.keep = given.keep or Path("runs") / "keep"
         table(given)
     else:
-        merge(given.data, given.output)
+        merge(records.RESULTS, given.output)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""The table of learned anonymizers: each is trained by its recipe, and then put before the audit's attackers.
+"""The table of learned anonymizers: each is trained by its recipe, and then attacked by the audit's recognizers.
 
-    python -m experiments.learned table DATA -o docs/results/rows [--only spact,bdq] [--seeds 0,1,2] [--seconds 500]
+    python -m experiments.learned table DATA [--only "SPAct;BDQ"] [--seeds 0,1,2] [--seconds 500]
     python -m experiments.learned list
-    python -m experiments.learned length DATA      who is found by the action and the length of a video, without any picture
+    python -m experiments.learned length DATA      the identity from the action and the length of a video, without any pixel
 
-A protocol may be `utd-mhad`, `ucf-sports-utkface`, either with -novel (half of the actions, or of the attributes, train the method,
-the other half is judged), and the first with -unseen (use and attackers learn from videos that the method was not trained with),
--often (each training video is anonymized several times for them, begun a frame later) or -others (other networks than the table's). DATA is as in experiments/filters.py, whose rows these stand beside: one file for each protocol, row and seed; files that are
-there are not made again, so that the table can be made in several sittings. The seed is that of the training and of the
-attackers. `python -m experiments.learned_report docs/results/rows -o docs/results/learned.md` makes the tables and the plot of them,
-`python -m experiments.filters merge docs/results/rows -o PAGES` one page of all.
+A protocol is `utd-mhad`, `ucf-sports-utkface`, either with -novel (half of the actions, or of the attributes, train the
+method, the other half is evaluated), and the first with -unseen (utility and attackers learn from videos that the method was
+not trained with), -often (each training video is anonymized several times for them, each time from a frame later) or -others
+(other networks than the table's). DATA is as in `experiments.filters`, whose records these stand beside: one JSON Lines file
+for each protocol in docs/results, one record for each row and seed (`experiments.records`). Records that exist are not made
+again, so that the table can be made in several sittings. The seed is that of the training and of the attackers.
+`python -m experiments.learned_report` makes the tables and the plots, `python -m experiments.filters merge` one page of all.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,12 @@ import cv2
 import numpy as np
 import torch
 
-from experiments import filters
+from experiments import filters, records
+from experiments.records import Current
 from veil.apps.train import train
 from veil.audit import videos as footage
+from veil.audit.provenance import source_fingerprint, suite_fingerprint
 from veil.audit.recognition import Recognizer
-from veil.audit.result import save
 from veil.audit.runner import Data, judge
 from veil.audit.suites import Suite
 from veil.core import Anonymizer, Frames, Veiled
@@ -67,12 +70,15 @@ ROWS: dict[str, Row] = {
     "ELR 16": Row("elr", main=True),
     "STPrivacy": Row("stprivacy", main=True),
     "noisy features": Row("noisy", main=True),
-    "Everyone": Row("prototypes", main=True),
-    "Everyone, the nearest moment": Row("prototypes", ("loose=0",)),
-    **{f"Everyone sigma {w}": Row("prototypes", (f"loose={w}",)) for w in (0.003, 0.005, 0.02, 0.03)},
-    "Everyone, not snapped": Row("prototypes", ("snap=false",)),
-    "Everyone, by distance alone": Row("prototypes", ("tell=0",)),
-    "Everyone, cells of 16": Row("prototypes", ("cell=16",)),
+    "action prototypes": Row("prototypes", main=True),
+    "action prototypes, phase temperature 0": Row("prototypes", ("loose=0",)),
+    **{
+        f"action prototypes, phase temperature {w}": Row("prototypes", (f"loose={w}",))
+        for w in (0.003, 0.005, 0.02, 0.03)
+    },
+    "action prototypes, not quantized": Row("prototypes", ("snap=false",)),
+    "action prototypes, class weight 0": Row("prototypes", ("tell=0",)),
+    "action prototypes, cells of 16": Row("prototypes", ("cell=16",)),
     **{f"penalty B {b}": Row("penalty", (f"bound={b}",)) for b in (0.3, 0.7, 0.9)},
     **{f"penalty B 0.1 lambda {w}": Row("penalty", ("bound=0.1", f"weight={w}")) for w in (0, 0.25, 0.5, 1)},
     "penalty as released": Row("penalty", ("bound=0.3", "detached=true", 'spact.cap="none"')),
@@ -137,8 +143,9 @@ OTHER_EFFORTS = {  # large networks, from the beginning: slower, and once
 Task = tuple[str, str, int]  # protocol, row, seed
 
 
-def file_name(protocol: str, name: str, seed: int) -> str:
-    return f"{protocol}.{filters.slug(name)}.{seed}.json"
+def run_name(protocol: str, name: str, seed: int) -> str:
+    """The folder of a run."""
+    return f"{protocol}.{filters.slug(name)}.{seed}"
 
 
 def base_of(protocol: str) -> str:
@@ -198,40 +205,71 @@ def work(
         if number >= len(tasks):
             return
         protocol, name, seed = tasks[number]
-        path = given.output / file_name(protocol, name, seed)
-        if path.exists():
+        if (name, seed) in records.done(given.output, protocol):
             continue
         start = time.monotonic()
         if start + longest - given.begun > given.seconds:
             return
         try:
-            judged(protocol, name, seed, path, data[protocol], given)
+            evaluate(protocol, name, seed, data[protocol], given)
         except Exception as error:
             print(f"FAILED {protocol} {name} {seed}: {type(error).__name__}: {error}", flush=True)
-            (given.output / "failed").mkdir(exist_ok=True)
             continue
         longest = max(longest, time.monotonic() - start) if name != "raw" else longest
         print(
-            f"{start - given.begun:5.0f} s +{time.monotonic() - start:4.0f} s [{worker}] {path.stem}",
+            f"{start - given.begun:5.0f} s +{time.monotonic() - start:4.0f} s [{worker}] {protocol} {name} {seed}",
             flush=True,
         )
 
 
-def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: argparse.Namespace) -> None:
-    """Train a row and judge it."""
-    anonymizer, command, spent = None, "python -m experiments.filters table DATA -o DIR", 0.0
+def suite_of(protocol: str, name: str, seed: int) -> Suite:
+    """The recognizers of a protocol; further seeds and rows that are no main rows have no reconstruction attacker."""
+    if name in filters.METHODS and name != "raw":
+        return filters.suite_of(protocol, seed)
+    suite = SUITE
+    if protocol.startswith("ucf-sports"):
+        suite = filters.fewer_steps(suite)
+    if protocol.endswith(OTHERS):
+        suite = replace(suite, uses=OTHER_USES, attackers=OTHER_ATTACKERS, efforts=OTHER_EFFORTS)
+    if seed > 0 or protocol.endswith(KINDS) or (name in ROWS and not ROWS[name].main):
+        suite = replace(suite, knows=("raw", "adapted"))
+    return suite
+
+
+@cache
+def code_of(name: str) -> str:
+    """The fingerprint of a method's code, and of its recipe where it is trained."""
+    if name in FIXED:
+        return records.digest(FIXED[name].params(), source_fingerprint(type(FIXED[name])))
+    if name not in ROWS:
+        return filters.code_of(name)
+    path = RECIPES / f"{ROWS[name].recipe}.toml"
+    kind = learned.RECIPES[config.kind_of(path)]
+    recipe = config.as_dict(config.read(path, kind, ROWS[name].sets))
+    return records.digest(recipe, source_fingerprint(kind, train))
+
+
+@cache
+def current(protocol: str, name: str, seed: int) -> Current:
+    """The fingerprints that a record would have if it were made now."""
+    return Current(code_of(name), suite_fingerprint(suite_of(protocol, name, seed)))
+
+
+def evaluate(protocol: str, name: str, seed: int, data: Data, given: argparse.Namespace) -> None:
+    """Train a row, evaluate it, and add the record."""
+    anonymizer, command, spent = None, "python -m experiments.learned table DATA", 0.0
     if name in FIXED:
         anonymizer = FIXED[name]
     elif name != "raw":
         row = ROWS[name]
         base = base_of(protocol)
-        run = given.runs / Path(file_name(base, name, seed)).stem
+        run = given.runs / run_name(base, name, seed)
         sets = changed(row, base, seed, data)
         began = time.monotonic()
         mine = run.with_name(f"{run.name}.mine")  # one for each seed
         try:
             mine.mkdir(parents=True)
-        except FileExistsError:  # somebody else trains it
+        except FileExistsError:  # another worker trains it
             while not (run / "weights.safetensors").exists():
                 if not mine.exists():
                     raise RuntimeError("its training failed") from None
@@ -248,21 +286,12 @@ def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: a
             spent = time.monotonic() - began
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
         anonymizer = Learned(str(run / "weights.safetensors"), given.device)
-        told = [text.replace('root="."', 'root="DATA/utkface"') for text in sets if "use.root" not in text]
-        command = f"veil train recipes/{row.recipe}.toml -o RUN " + " ".join(f"--set '{t}'" for t in told)
+        shown = [text.replace('root="."', 'root="DATA/utkface"') for text in sets if "use.root" not in text]
+        command = f"veil train recipes/{row.recipe}.toml -o RUN " + " ".join(f"--set '{t}'" for t in shown)
     if name != "raw":
-        while not (given.output / file_name(protocol, "raw", seed)).exists():
-            time.sleep(0.5)
-    suite = SUITE
-    if protocol.startswith("ucf-sports"):
-        fewer = {
-            sees: replace(effort, steps=400) for sees, effort in suite.efforts.items() if "clips" in sees
-        }
-        suite = replace(suite, efforts=suite.efforts | fewer)
-    if protocol.endswith(OTHERS):
-        suite = replace(suite, uses=OTHER_USES, attackers=OTHER_ATTACKERS, efforts=OTHER_EFFORTS)
-    if seed > 0 or protocol.endswith(KINDS) or (name in ROWS and not ROWS[name].main):
-        suite = replace(suite, knows=("raw", "adapted"))
+        while ("raw", seed) not in records.done(given.output, protocol):
+            time.sleep(2)
+    suite = suite_of(protocol, name, seed)
     began = time.monotonic()
     if given.tiny:
         suite = filters.tiny(suite)
@@ -276,16 +305,11 @@ def judged(protocol: str, name: str, seed: int, path: Path, data: Data, given: a
         keep=given.keep,
         command=command,
     )
-    print(f"    {name}: trained in {spent:.0f} s, judged in {time.monotonic() - began:.0f} s", flush=True)
-    result = replace(result, settings={**result.settings, "training seconds": round(spent, 1)})
+    print(f"    {name}: trained in {spent:.0f} s, evaluated in {time.monotonic() - began:.0f} s", flush=True)
     if "weights" in result.params:  # no folder of this machine
         result = replace(result, params={**result.params, "weights": "RUN/weights.safetensors"})
-    for found in result.rows:
-        print(
-            f"    {name:30s} {found.target:10s} {found.by:20s} {found.knows:9s} {found.value:.3f}", flush=True
-        )
-    save(result, path.with_suffix(".part"))
-    path.with_suffix(".part").replace(path)
+    record = filters.record_of(result, protocol, seed, data, anonymizer, current(protocol, name, seed))
+    records.append(given.output, replace(record, training_seconds=round(spent, 1)))
 
 
 def tiny(row: Row) -> list[str]:
@@ -352,7 +376,7 @@ def table(given: argparse.Namespace) -> None:
     if given.tasks:  # in the order in which they stand there
         lines = given.tasks.read_text().splitlines()
         tasks = [(p, n, int(s)) for p, n, s in (line.split("|") for line in lines if line)]
-    tasks = [t for t in tasks if not (given.output / file_name(*t)).exists()]
+    tasks = [(p, n, s) for p, n, s in tasks if (n, s) not in records.done(given.output, p)]
     context = multiprocessing.get_context("fork")  # the frames are shared; CUDA begins after it
     taken = context.Value("i", 0)
     workers = [context.Process(target=work, args=(i, tasks, taken, data, given)) for i in range(given.jobs)]
@@ -360,7 +384,7 @@ def table(given: argparse.Namespace) -> None:
         worker.start()
     for worker in workers:
         worker.join()
-    done = sum((given.output / file_name(*task)).exists() for task in tasks)
+    done = sum((n, s) in records.done(given.output, p) for p, n, s in tasks)
     print(f"{done} of {len(tasks)} tasks are done", flush=True)
     if any(worker.exitcode for worker in workers):
         sys.exit("a worker failed")
@@ -394,7 +418,7 @@ def main() -> None:
     verbs.add_parser("length").add_argument("data", type=Path)
     one = verbs.add_parser("table")
     one.add_argument("data", type=Path)
-    one.add_argument("-o", "--output", type=Path, required=True)
+    one.add_argument("-o", "--output", type=Path, default=records.RESULTS, help="folder of the records")
     one.add_argument("--only", help="rows, with ; between; every seed and protocol that is named")
     one.add_argument("--tasks", type=Path, help="file of lines PROTOCOL|ROW|SEED, instead")
     one.add_argument("--seeds", default="0,1,2")
@@ -413,8 +437,8 @@ def main() -> None:
     if given.verb == "length":
         length(given.data)
         return
-    given.keep = given.keep or given.output / "keep"
-    given.runs = given.runs or given.output / "runs"
+    given.keep = given.keep or Path("runs") / "keep"
+    given.runs = given.runs or Path("runs") / "learned"
     table(given)
 
 

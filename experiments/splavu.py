@@ -1,23 +1,27 @@
-"""SPLAVU's tables on data that runs here: the synthetic world with all its tasks, and UTD-MHAD depth.
+"""SPLAVU's tables on data at hand: the synthetic dataset with all its tasks, and UTD-MHAD depth.
 
     python -m experiments.splavu banks -o BANKS [--data DATA] [--weights encoder.safetensors]     features, once
-    python -m experiments.splavu table BANKS -o docs/results/latents [--seeds 0,1,2] [--only "ours;paper"] [--jobs 8]
-    python -m experiments.splavu report docs/results/latents -o docs/results/splavu.md
+    python -m experiments.splavu table BANKS [--seeds 0,1,2] [--only "ours;paper"] [--jobs 8]
+    python -m experiments.splavu report [-o docs/results/splavu.md]
 
-`banks` makes features with the built-in encoder; of UTD-MHAD, also with a network that was trained for its actions; and with one that was
-trained for the actions of biased videos, features of these and of even ones. A row of the table is an adapter that is made of the training
-videos, judged as `veil.audit.latents` says: what is useful and what is private is learned anew from what it leaves, chosen on validation
-videos and scored on test videos. Files that are there are not made again.
+`banks` extracts features with the built-in encoder; of UTD-MHAD, also with a network that was trained for its actions; and with
+one that was trained for the actions of biased videos, features of these and of unbiased ones. A row of the table is an adapter
+that is fitted on the training videos and evaluated as in `veil.audit.latents`: tasks and attackers are trained anew on
+anonymized features, selected on validation videos and scored on test videos. Each is a record in
+docs/results/features-PROTOCOL.jsonl (`experiments.records`); records that exist are not made again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import dataclasses
+import hashlib
 import multiprocessing
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +29,13 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as serialize
 
-from experiments import filters
+from experiments import filters, records
+from experiments.records import Current, Record, Status
 from veil.apps.train import train
 from veil.audit import latents
+from veil.audit.provenance import source_fingerprint
 from veil.data import Dataset, Sample, read
 from veil.data.synthetic import painted_on
 from veil.features import encoders
@@ -48,6 +55,7 @@ KINDS: dict[str, tuple[int, int | None, int]] = {
     "gait": (1600, None, 0),
 }
 TINY = {"clips": 160, "untrimmed": 10, "surveillance": 20, "bias": 120, "gait": 200}
+PREFIX = "features-"  # of the protocols' files
 WORLD = "synthetic"
 UTD = ("utd-mhad", "utd-mhad-trained")  # the built-in encoder, and one trained for its actions
 BIAS = "bias-trained"  # features of one that was trained for the actions of biased videos: of these, and
@@ -76,29 +84,29 @@ MOVES = {**FIXED, "erase": "looks"}
 ROWS: dict[str, Row] = {
     "paper": Row("paper", main=True),
     "LEACE of identity": Row(sets={**FIXED, "erase": "identity"}, main=True),
-    "what moves, 24": Row(sets={**MOVES, "keep": 24}, main=True),
-    "what moves, 16, k-same": Row(sets={**MOVES, "keep": 16, "neighbours": 16}, main=True),
-    "what moves, 32, k-same": Row(sets={**MOVES, "keep": 32, "neighbours": 16}, main=True),
-    "what tells": Row(sets=FIXED, main=True),
-    "what tells, 20": Row(sets={**FIXED, "keep": 20}, main=True),
-    "what tells, 16": Row(sets={**FIXED, "keep": 16}, main=True),
+    "motion subspace, 24": Row(sets={**MOVES, "keep": 24}, main=True),
+    "motion subspace, 16, k-same": Row(sets={**MOVES, "keep": 16, "neighbours": 16}, main=True),
+    "motion subspace, 32, k-same": Row(sets={**MOVES, "keep": 32, "neighbours": 16}, main=True),
+    "discriminant subspace": Row(sets=FIXED, main=True),
+    "discriminant subspace, 20": Row(sets={**FIXED, "keep": 20}, main=True),
+    "discriminant subspace, 16": Row(sets={**FIXED, "keep": 16}, main=True),
     "ours": Row(main=True),
     "match": Row("match", main=True),
-    "what tells, k-same": Row(sets={**FIXED, "neighbours": 16}),
-    **{f"what tells, {k}": Row(sets={**FIXED, "keep": k}) for k in (4, 8, 12)},
-    "what tells, action only": Row(sets=FIXED, tasks=("action",)),
+    "discriminant subspace, k-same": Row(sets={**FIXED, "neighbours": 16}),
+    **{f"discriminant subspace, {k}": Row(sets={**FIXED, "keep": k}) for k in (4, 8, 12)},
+    "discriminant subspace, action only": Row(sets=FIXED, tasks=("action",)),
     "match, without budget": Row("match", {"budget": "none"}),
     "match, without consistency": Row("match", {"consistency": 0.0}),
     "match, action only": Row("match", tasks=("action",)),
     "match, budget 10": Row("match", {"budget_weight": 10.0}),
     "match, MLP": Row("match", {"net": "mlp"}),
-    "match, what moves": Row("match", {"erase": "looks"}),
+    "match, motion subspace": Row("match", {"erase": "looks"}),
     "match, nothing erased": Row("match", {"erase": "none"}),
     "match, nothing erased, budget 10": Row("match", {"erase": "none", "budget_weight": 10.0}),
-    "what moves, 24, k-same": Row(sets={**MOVES, "keep": 24, "neighbours": 16}),
-    **{f"what moves, {k}": Row(sets={**MOVES, "keep": k}) for k in (16, 32, 64)},
-    "what moves, 64, k-same": Row(sets={**MOVES, "keep": 64, "neighbours": 16}),
-    "LEACE of stills": Row(sets={**FIXED, "erase": "stills", "rank": 64}),
+    "motion subspace, 24, k-same": Row(sets={**MOVES, "keep": 24, "neighbours": 16}),
+    **{f"motion subspace, {k}": Row(sets={**MOVES, "keep": k}) for k in (16, 32, 64)},
+    "motion subspace, 64, k-same": Row(sets={**MOVES, "keep": 64, "neighbours": 16}),
+    "LEACE of static clips": Row(sets={**FIXED, "erase": "stills", "rank": 64}),
     "LEACE of attributes": Row(sets={**FIXED, "erase": "attributes"}),
     "paper, without consistency": Row("paper", {"consistency": 0.0}),
     "paper, without budget": Row("paper", {"budget": "none"}),
@@ -280,25 +288,25 @@ def judge(
     main = bank[main_bank(protocol)]
     parts = [main.split(name) for name in ("train", "val", "test")]
     told = latents.probed("linear", "action", *parts, seed=seed, effort=effort)
-    put("use action", told.score)
-    out["use action"]["validation"] = round(told.val, 4)  # by which a keep is chosen
+    put("utility action", told.score)
+    out["utility action"]["validation"] = round(told.val, 4)  # by which a keep is chosen
     if protocol == WORLD:
         for name, task in (("untrimmed", latents.detected), ("surveillance", latents.watched)):
             use = "detection" if name == "untrimmed" else "anomaly"
             split = [bank[name].split(part) for part in ("train", "val", "test")]
-            put(f"use {use}", task(*split, seed=seed, effort=effort).score)
+            put(f"utility {use}", task(*split, seed=seed, effort=effort).score)
     targets = ("identity",) if protocol in UTD else ("identity", "attributes")
     for target in targets:
         for probe in latents.PROBES:
             put(
-                f"leak {target} {probe}",
+                f"leakage {target} {probe}",
                 latents.probed(probe, target, *parts, seed=seed, effort=effort).score,
             )
         if raw is not None:
             before = raw[main_bank(protocol)]
             known = [before.split("train"), before.split("val"), parts[2]]
             put(
-                f"leak {target} raw-trained",
+                f"leakage {target} oblivious",
                 latents.probed("mlp", target, *known, seed=seed, effort=effort).score,
             )
     if protocol in UTD:
@@ -311,8 +319,8 @@ def judge(
         put(f"bias {name}", score)
     if protocol == BIAS:
         return out
-    put("leak gait rank-1", latents.walked(bank["gait"]))
-    put("leak gait rank-1 across views", latents.walked(bank["gait"], across_views=True))
+    put("leakage gait rank-1", latents.walked(bank["gait"]))
+    put("leakage gait rank-1 across views", latents.walked(bank["gait"], across_views=True))
     for target in ("action", "identity"):
         put(f"search {target}", nearest(main, target))
     pictures = load_file(given.banks / "clips.pictures.safetensors")["pictures"].float().div(255)
@@ -323,7 +331,7 @@ def judge(
         parts[0], pictures[rows["train"]], parts[1:], seed=seed, steps=20 if given.tiny else 500
     )
     truths = [part.truth("identity") for part in parts]
-    put("leak identity inversion", latents.seen_in([own, *drawn], truths, parts).score)
+    put("leakage identity inversion", latents.seen_in([own, *drawn], truths, parts).score)
     return out
 
 
@@ -347,8 +355,7 @@ def work(worker: int, tasks: list[tuple[str, str, int]], taken: Any, given: argp
         if number >= len(tasks) or time.monotonic() + longest - given.begun > given.seconds:
             return
         protocol, name, seed = tasks[number]
-        path = given.output / f"{protocol}.{filters.slug(name)}.{seed}.json"
-        if path.exists():
+        if (name, seed) in records.done(given.output, PREFIX + protocol):
             continue
         begun = time.monotonic()
         if protocol not in held:
@@ -356,35 +363,51 @@ def work(worker: int, tasks: list[tuple[str, str, int]], taken: Any, given: argp
             held[protocol] = {one: load_bank(one, given).to(given.device) for one in names}
         bank = held[protocol]
         try:
+            weights = None
             if name == "raw":
                 found = judge(protocol, bank, None, seed, given)
                 spent = 0.0
             else:
                 adapter = made(ROWS[name], protocol, seed, bank, given)
                 spent = time.monotonic() - begun
+                tensors = {key: value.cpu().contiguous() for key, value in adapter.state_dict().items()}
+                weights = hashlib.sha256(serialize(tensors)).hexdigest()
                 after = {one: anonymized(adapter, held_bank) for one, held_bank in bank.items()}
                 found = judge(protocol, after, bank, seed, given)
                 moved = [
                     (after[one].clips - bank[one].clips).square().mean() / bank[one].clips.var()
                     for one in bank
                 ]
-                found["moved"] = {"value": round(float(torch.stack(moved).mean()), 4)}
+                found["relative change"] = {"value": round(float(torch.stack(moved).mean()), 4)}
         except Exception as error:
             print(f"FAILED {protocol} {name} {seed}: {type(error).__name__}: {error}", flush=True)
             continue
-        about = {
-            "protocol": protocol,
-            "name": name,
-            "seed": seed,
-            "training seconds": round(spent, 1),
-            "found": found,
-        }
-        path.with_suffix(".part").write_text(json.dumps(about, indent=1))
-        path.with_suffix(".part").replace(path)
+        device = torch.device(given.device)
+        record = Record(
+            PREFIX + protocol,
+            name,
+            seed,
+            found,
+            commit=records.commit(),
+            code=current(name).code,
+            weights=weights,
+            data=records.digest(
+                *(one.fingerprint for one in bank.values()), *(len(b.samples) for b in bank.values())
+            ),
+            suite=current(name).suite,
+            time=records.now(),
+            hardware=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+            command="python -m experiments.splavu table BANKS",
+            training_seconds=round(spent, 1),
+            evaluation_seconds=round(time.monotonic() - begun - spent, 1),
+        )
+        records.append(given.output, record)
         longest = max(longest, time.monotonic() - begun)
-        brief = {key: value["value"] for key, value in found.items() if key.startswith(("use", "leak i"))}
+        brief = {
+            key: value["value"] for key, value in found.items() if key.startswith(("utility", "leakage i"))
+        }
         print(
-            f"{begun - given.begun:5.0f} s +{time.monotonic() - begun:4.0f} s [{worker}] {path.stem} {brief}",
+            f"{begun - given.begun:5.0f} s +{time.monotonic() - begun:4.0f} s [{worker}] {protocol} {name} {seed} {brief}",
             flush=True,
         )
 
@@ -410,7 +433,7 @@ def table(given: argparse.Namespace) -> None:
                         and (main or (seed == seeds[0] and protocol == WORLD))
                     ):
                         wanted.append((protocol, name, seed))
-    wanted = [t for t in wanted if not (given.output / f"{t[0]}.{filters.slug(t[1])}.{t[2]}.json").exists()]
+    wanted = [(p, n, s) for p, n, s in wanted if (n, s) not in records.done(given.output, PREFIX + p)]
     if given.jobs == 1:
         work(0, wanted, multiprocessing.Value("i", 0), given)
         return
@@ -423,23 +446,37 @@ def table(given: argparse.Namespace) -> None:
         worker.join()
 
 
-# What it says
+# The report
 
 
 MARK = "<!-- {} -->"
-USES = {"use action": "action", "use detection": "detection", "use anomaly": "anomaly"}
+UTILITIES = {"utility action": "action", "utility detection": "detection", "utility anomaly": "anomaly"}
+Rows = dict[tuple[str, str], list[Record]]  # by protocol and method; one a seed
 
 
-def read_rows(folder: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for path in sorted(folder.glob("*.json")):
-        one = json.loads(path.read_text())
-        rows.setdefault((one["protocol"], one["name"]), []).append(one)
-    return rows
+@cache
+def current(name: str) -> Current:
+    """The fingerprints that a record would have if it were made now."""
+    code = "raw"
+    if name != "raw":
+        recipe = config.as_dict(recipe_of(ROWS[name], WORLD, 0, tiny=False))
+        code = records.digest(recipe, source_fingerprint(SPLAVU, anonymized))
+    budget = dataclasses.asdict(latents.Effort(turns=300))
+    return Current(records.digest(code), records.digest(budget, source_fingerprint(latents.probed)))
+
+
+def read_rows(folder: Path) -> Rows:
+    """All records of features; protocols without their prefix."""
+    rows: Rows = {}
+    for protocol in records.protocols(folder):
+        if protocol.startswith(PREFIX):
+            for record in records.read(folder, protocol):
+                rows.setdefault((protocol.removeprefix(PREFIX), record.method), []).append(record)
+    return {key: sorted(found, key=lambda record: record.seed) for key, found in rows.items()}
 
 
 def strongest(found: dict[str, Any], target: str) -> float:
-    return max(value["value"] for key, value in found.items() if key.startswith(f"leak {target}"))
+    return max(value["value"] for key, value in found.items() if key.startswith(f"leakage {target}"))
 
 
 def spread(values: Sequence[float]) -> str:
@@ -451,50 +488,50 @@ def spread(values: Sequence[float]) -> str:
 
 
 def once(key: str) -> str:
-    """An earlier way to measure a use: by one network instead of the best of three on validation videos."""
+    """The name of an earlier measure of a utility: one network instead of the best of three on validation videos."""
     return f"{key} once"
 
 
 def used(found: Sequence[dict[str, Any]], key: str) -> tuple[list[float], bool]:
-    """A use in each seed, and whether it was measured in the earlier way."""
+    """A utility in each seed, and whether it is the earlier measure."""
     early = not all(key in one for one in found)
     return [one[once(key) if early else key]["value"] for one in found], early
 
 
 def change(found: Sequence[dict[str, Any]], raw: Sequence[dict[str, Any]], key: str) -> float:
-    """The relative change of a use, of two that were measured in the same way."""
+    """The relative change of a utility, both by the same measure."""
     values, early = used(found, key)
     before = [one[once(key) if early else key]["value"] for one in raw]
     return float(np.mean(values) / np.mean(before) - 1)
 
 
 def gone(found: Sequence[dict[str, Any]], raw: Sequence[dict[str, Any]], target: str) -> float:
-    """The share of what is known above chance in raw features that is gone."""
+    """The share of the leakage of raw features above chance that is gone."""
     before = float(np.mean([strongest(one, target) for one in raw]))
-    chance = next(value["chance"] for key, value in raw[0].items() if key.startswith(f"leak {target}"))
+    chance = next(value["chance"] for key, value in raw[0].items() if key.startswith(f"leakage {target}"))
     return float(1 - (np.mean([strongest(one, target) for one in found]) - chance) / (before - chance))
 
 
-def told(raw: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """The uses and the targets of a protocol."""
-    uses = [key for key in USES if key in raw or once(key) in raw]
-    return uses, [t for t in ("identity", "attributes") if any(k.startswith(f"leak {t}") for k in raw)]
+def columns(raw: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The utilities and the targets of a protocol."""
+    uses = [key for key in UTILITIES if key in raw or once(key) in raw]
+    return uses, [t for t in ("identity", "attributes") if any(k.startswith(f"leakage {t}") for k in raw)]
 
 
-def table_of(rows: dict[tuple[str, str], list[dict[str, Any]]], protocol: str, names: Sequence[str]) -> str:
-    """One line a row: what is left of each use and of what is private, and how much of the excess leakage is gone."""
-    raw = [one["found"] for one in rows[protocol, "raw"]]
-    uses, targets = told(raw[0])
+def table_of(rows: Rows, protocol: str, names: Sequence[str]) -> str:
+    """One line a row: each utility, each leakage, and how much of the excess leakage is gone."""
+    raw = [one.scores for one in rows[protocol, "raw"]]
+    uses, targets = columns(raw[0])
     extra = {
-        "leak gait rank-1": "gait", "search action": "search action", "search identity": "search identity",
+        "leakage gait rank-1": "gait", "search action": "search action", "search identity": "search identity",
     } if protocol == WORLD else {"bias accuracy": "biased action", "bias gap": "gap"} if protocol == BIAS else {}  # fmt: skip
-    head = ["features", *(USES[key] for key in uses)]
+    head = ["features", *(UTILITIES[key] for key in uses)]
     for target in targets:
         head += [f"{target}, strongest", "excess gone"]
-    head += [*extra.values(), "worst use", "seeds", "trained in"]
+    head += [*extra.values(), "worst utility", "seeds", "trained in", "measured at"]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for name in names:
-        found = [one["found"] for one in rows.get((protocol, name), [])]
+        found = [one.scores for one in rows.get((protocol, name), [])]
         if not found:
             continue
         cells = [name]
@@ -505,33 +542,40 @@ def table_of(rows: dict[tuple[str, str], list[dict[str, Any]]], protocol: str, n
             left = [strongest(one, target) for one in found]
             cells += [spread(left), "" if name == "raw" else f"{100 * gone(found, raw, target):.0f} %"]
         cells += [spread([one[key]["value"] for one in found]) for key in extra]
-        seconds = [one["training seconds"] for one in rows[protocol, name]]
+        seconds = [one.training_seconds or 0.0 for one in rows[protocol, name]]
         took = f"{min(seconds):.0f}–{max(seconds):.0f} s" if len(seconds) > 1 else f"{seconds[0]:.0f} s"
         worst = min(change(found, raw, key) for key in uses)
         cells += [
             "" if name == "raw" else f"{100 * worst:+.1f} %",
             str(len(found)),
             "" if name == "raw" else took,
+            records.measured_at(rows[protocol, name], status_of(rows[protocol, name])),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    states = [status_of(rows[protocol, name]) for name in names if (protocol, name) in rows]
+    return "\n".join(lines) + records.legend(states)
 
 
-FAMILIES = ("paper", "what moves", "what tells", "match")
+def status_of(found: Sequence[Record]) -> Status:
+    """Whether code and suite of all seeds are those of this checkout."""
+    return records.worst(records.status(one, lambda record: current(record.method)) for one in found)
 
 
-def curves(rows: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
-    """For each family of rows: what its best trade-offs enclose, between raw features and a perfect adapter."""
-    raw = [one["found"] for one in rows[WORLD, "raw"]]
-    uses, _ = told(raw[0])
+FAMILIES = ("paper", "motion subspace", "discriminant subspace", "match")
+
+
+def curves(rows: Rows) -> str:
+    """For each family of rows the hypervolume of its trade-offs, between raw features and a perfect adapter."""
+    raw = [one.scores for one in rows[WORLD, "raw"]]
+    uses, _ = columns(raw[0])
     lines = ["| family | rows | hypervolume, identity | hypervolume, attributes |", "|---|---:|---:|---:|"]
     for family in FAMILIES:
         names = [n for p, n in rows if p == WORLD and (n == family or n.startswith(f"{family},"))]
-        names += ["ours"] if family == "what tells" else []
-        found = {name: [one["found"] for one in rows[WORLD, name]] for name in names}
+        names += ["ours"] if family == "discriminant subspace" else []
+        found = {name: [one.scores for one in rows[WORLD, name]] for name in names}
         cells = []
         for target in ("identity", "attributes"):
-            chance = next(v["chance"] for key, v in raw[0].items() if key.startswith(f"leak {target}"))
+            chance = next(v["chance"] for key, v in raw[0].items() if key.startswith(f"leakage {target}"))
             kept = [min(1.0, 1 + min(change(f, raw, key) for key in uses)) for f in found.values()]
             left = [float(np.mean([strongest(one, target) for one in f])) for f in found.values()]
             whole = float(np.mean([strongest(one, target) for one in raw]))
@@ -542,8 +586,8 @@ def curves(rows: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
 
 
 def report(given: argparse.Namespace) -> None:
-    """Fill the marked blocks of a page with what the rows say."""
-    rows, text = read_rows(given.rows), given.output.read_text()
+    """Fill the marked blocks of a page from the records."""
+    rows, text = read_rows(given.results), given.output.read_text()
     for protocol in sorted({protocol for protocol, _ in rows}):
         names = ["raw", *(name for name, row in ROWS.items() if row.main or protocol == WORLD)]
         begin, end = MARK.format(protocol), MARK.format("end")
@@ -571,7 +615,7 @@ def main() -> None:
     one.add_argument("--weights", type=Path, help="of the built-in encoder, if not those in the package")
     two = verbs.add_parser("table")
     two.add_argument("banks", type=Path)
-    two.add_argument("-o", "--output", type=Path, required=True)
+    two.add_argument("-o", "--output", type=Path, default=records.RESULTS, help="folder of the records")
     two.add_argument("--only", help="rows, with ; between")
     two.add_argument("--seeds", default="0,1,2")
     two.add_argument(
@@ -581,8 +625,10 @@ def main() -> None:
     two.add_argument("--jobs", type=int, default=8)
     two.add_argument("--seconds", type=float, default=1e9, help="take no task that may end later")
     three = verbs.add_parser("report")
-    three.add_argument("rows", type=Path)
-    three.add_argument("-o", "--output", type=Path, required=True, help="a page with marked blocks")
+    three.add_argument("--results", type=Path, default=records.RESULTS, help="folder of the records")
+    three.add_argument(
+        "-o", "--output", type=Path, default=records.RESULTS / "splavu.md", help="a page with marked blocks"
+    )
     for verb in (one, two):
         verb.add_argument("--data", type=Path, help="folder that holds utd_mhad_depth")
         verb.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

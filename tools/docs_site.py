@@ -1,4 +1,4 @@
-"""The documentation site: docs/*.md, filled with what the code and the measured rows say, built by zensical and checked.
+"""The documentation site: docs/*.md, filled from the code and the measured records, built by zensical and checked.
 
     python -m tools.docs_site -o site            build; ends with an error on a broken link, page or mark
     python -m tools.docs_site -o site --serve    and show it at http://127.0.0.1:8000
@@ -6,8 +6,8 @@
 The pages are plain Markdown that can be read where the code is hosted. Marks in them are filled in a copy, when the
 site is built, so that no number, parameter or line of code is written down twice::
 
-    <!-- measured: SPAct; SPAct frozen -->       what attackers found, from docs/results/rows
-    <!-- measured features: paper; ours -->      the same of features, from docs/results/latents
+    <!-- measured: SPAct; SPAct frozen -->       utility and leakage, from the records in docs/results
+    <!-- measured features: paper; ours -->      the same of features
     <!-- protocol: utd-mhad -->                  how many videos a protocol has, what chance and raw video give
     <!-- parameters: blur, pixelate -->          what `veil list` says of methods
     <!-- presets: splavu -->                     what a preset of a recipe sets
@@ -51,35 +51,38 @@ class Broken(Exception):
 
 
 def measured(root: Path, names: str) -> str:
-    """A table for each protocol under which one of the methods was judged."""
+    """A table for each protocol under which one of the methods was evaluated."""
     from experiments import learned_report as report
+    from experiments import records
 
-    wanted, rows = _named(names), root / "docs" / "results" / "rows"
+    wanted, folder = _named(names), root / "docs" / "results"
     known = {name for names in (*report.PROTOCOLS.values(), *report.GROUPS.values()) for name in names}
-    if strange := [name for name in wanted if name not in known]:
-        raise Broken(f"measured: there is no row '{strange[0]}'")
+    if unknown := [name for name in wanted if name not in known]:
+        raise Broken(f"measured: there is no row '{unknown[0]}'")
     parts = []
     for protocol in report.PROTOCOLS:
-        found = report.read(rows, protocol, wanted)
+        found = report.read(folder, protocol, wanted)
         if not found:
             continue
-        private = "attributes" if protocol.startswith("ucf") else "identity"
+        private = report.private_target(protocol)
         lines = [
-            f"| {TITLES[protocol]} | action | {private}, strongest attacker | who | {private}, who knows raw video only | seeds |",
-            "|---|---:|---:|---|---:|---:|",
+            f"| {TITLES[protocol]} | action | {private}, strongest attacker | attacker | {private}, oblivious attacker | seeds | measured at |",
+            "|---|---:|---:|---|---:|---:|---|",
         ]
-        for one in [*report.read(rows, protocol, ["raw"]), *found]:
-            top = max(one.private, key=lambda row: row.value, default=None)
-            who = "" if one.name == "raw" or top is None else f"{top.by}, {top.knows}"
-            told = (
-                report.told(one.action),
-                report.told(one.private),
-                who,
-                report.told(one.best("leakage", ("raw",))),
+        found = [*report.read(folder, protocol, ["raw"]), *found]
+        for one in found:
+            cells = (
+                one.method,
+                report.mean_and_range(one.utility),
+                report.mean_and_range(one.leakage),
+                report.strongest(one),
+                report.mean_and_range(one.best("leakage", ("oblivious",))),
+                str(len(one.records)),
+                records.measured_at(one.records, one.status),
             )
-            lines.append(f"| {one.name} | {' | '.join(told)} | {len(one.results)} |")
-        parts.append("\n".join(lines))
-    none = [name for name in wanted if not report.read(rows, "utd-mhad", [name])]
+            lines.append(f"| {' | '.join(cells)} |")
+        parts.append("\n".join(lines) + records.legend(one.status for one in found))
+    none = [name for name in wanted if not report.read(folder, "utd-mhad", [name])]
     if none:
         parts.append(f"Not run yet on UTD-MHAD: {'; '.join(none)}.")
     return "\n\n".join(parts)
@@ -100,7 +103,7 @@ def measured_features(root: Path, names: str) -> str:
     """The table of features, of some rows."""
     from experiments import splavu
 
-    wanted, rows = _named(names), splavu.read_rows(root / "docs" / "results" / "latents")
+    wanted, rows = _named(names), splavu.read_rows(root / "docs" / "results")
     if strange := [name for name in wanted if name not in splavu.ROWS]:
         raise Broken(f"measured features: there is no row '{strange[0]}'")
     parts = []
@@ -115,23 +118,22 @@ def measured_features(root: Path, names: str) -> str:
 
 
 def protocol(root: Path, name: str) -> str:
-    """How large a protocol is, what chance and raw video give, and how much was judged."""
+    """How large a protocol is, what chance and raw video give, and how many methods have records."""
     from experiments import learned_report as report
 
-    rows = root / "docs" / "results" / "rows"
-    raw = report.read(rows, name, ["raw"])
+    folder = root / "docs" / "results"
+    raw = report.read(folder, name, ["raw"])
     if name not in report.PROTOCOLS:
         raise Broken(f"protocol: there is no protocol '{name}'")
     if not raw:
-        return "Nothing was judged under this protocol yet."
-    lines = ["| asked | chance | raw video | test videos or stills | metric |", "|---|---:|---:|---:|---|"]
-    for one in (raw[0].action, raw[0].private):
-        told = report.short(one[0].chance), report.told(one), str(one[0].n), one[0].metric
-        lines.append(f"| {one[0].target} | {' | '.join(told)} |")
-    judged = len(report.read(rows, name, [n for n in report.PROTOCOLS[name] if n != "raw"]))
-    return "\n".join(
-        [*lines, "", f"Data: {raw[0].results[0].data}. Judged so far, besides raw video: {judged}."]
-    )
+        return "Nothing was evaluated under this protocol yet."
+    lines = ["| target | chance | raw video | test videos or stills | metric |", "|---|---:|---:|---:|---|"]
+    for one in (raw[0].utility, raw[0].leakage):
+        cells = report.number(one[0].chance), report.mean_and_range(one), str(one[0].n), one[0].metric
+        lines.append(f"| {one[0].target} | {' | '.join(cells)} |")
+    count = len(report.read(folder, name, [n for n in report.PROTOCOLS[name] if n != "raw"]))
+    data = raw[0].records[0].details["data"]
+    return "\n".join([*lines, "", f"Data: {data}. Methods with records, besides raw video: {count}."])
 
 
 def parameters(_: Path, names: str) -> str:

@@ -50,11 +50,14 @@ def test_every_method_has_a_page(staged):
 
 
 def test_numbers_are_those_of_the_rows(staged):
-    (spact,) = learned_report.read(ROOT / "docs" / "results" / "rows", "utd-mhad", ["SPAct"])
+    (spact,) = learned_report.read(ROOT / "docs" / "results", "utd-mhad", ["SPAct"])
     line = next(
         line for line in words(staged, "methods/spact.md").splitlines() if line.startswith("| SPAct |")
     )
-    assert f"| {learned_report.told(spact.action)} | {learned_report.told(spact.private)} |" in line
+    assert (
+        f"| {learned_report.mean_and_range(spact.utility)} | {learned_report.mean_and_range(spact.leakage)} |"
+        in line
+    )
     assert "| raw |" in words(staged, "methods/splavu.md")
     assert "| chance |" in words(staged, "protocols/utd-mhad.md")
 
@@ -62,7 +65,7 @@ def test_numbers_are_those_of_the_rows(staged):
 def test_what_was_not_run_is_told(tmp_path):
     assert docs_site.measured(tmp_path, "SPAct") == "Not run yet on UTD-MHAD: SPAct."
     assert docs_site.measured_features(tmp_path, "ours; paper") == "Not run yet: ours; paper."
-    assert docs_site.protocol(tmp_path, "utd-mhad").startswith("Nothing was judged")
+    assert docs_site.protocol(tmp_path, "utd-mhad").startswith("Nothing was evaluated")
 
 
 def test_no_number_of_a_row_is_typed_by_hand():
@@ -115,7 +118,6 @@ def test_commands_on_the_pages_are_understood():
 def test_files_outside_are_shown(staged):
     assert "../source/src/veil/methods/spact.py.md" in words(staged, "methods/spact.md")
     assert "class SPAct" in words(staged, "source/src/veil/methods/spact.py.md")
-    assert "utd-mhad.raw.0.json](../../../results/rows/" in words(staged, "source/docs/results/rows.md")
 
 
 def test_links_of_pages_and_readme_lead_somewhere_where_code_is_hosted():
