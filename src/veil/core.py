@@ -113,7 +113,15 @@ class Region(NamedTuple):
     box: Box
     score: float
     how: RegionSource
-    track: int
+    track: int  # -1: not followed
+    targets: tuple[str, ...] = ()  # names of the anonymizer's targets that were detected here
+
+
+class Target(NamedTuple):
+    """Something that an anonymizer looks for, in order to hide it."""
+
+    name: str
+    expected: bool = False  # it was chosen by name: a video in which it is never detected is reported
 
 
 class Veiled(NamedTuple):
@@ -126,14 +134,14 @@ class Veiled(NamedTuple):
     )
 
 
-class Explained(NamedTuple):
-    """Why one frame came out as it did; told by methods that choose what they hide."""
+class FrameExplanation(NamedTuple):
+    """Why one frame came out as it did, from methods that choose what they hide."""
 
     frame: npt.NDArray[np.uint8]  # (H, W, 3), after anonymization
     hidden: npt.NDArray[np.float32]  # (h, w) on a small grid over the frame: what was hidden, from 0.5 on
     maps: (
         Mapping[str, npt.NDArray[np.float32]] | None
-    )  # (h, w) of each thing looked for; None: was not looked at
+    )  # (h, w) of each target; None: the frame was not looked at
 
 
 class Anonymizer(ABC):
@@ -160,15 +168,22 @@ class Anonymizer(ABC):
     def ahead(self) -> int | None:
         """How many later frames are seen before a frame comes out, at most, where windows are of one frame.
 
-        None: it is not known. A live picture is late by so many frames.
+        None: it is not known. A live picture is late by this many frames.
         """
         return None
 
-    def explained(self, windows: Iterable[Frames], tell: Callable[[Explained], None]) -> Iterator[Veiled]:
-        """The same as `stream`, and `tell` learns of every frame, in order, why it came out as it did."""
+    def targets(self) -> tuple[Target, ...]:
+        """What it looks for; empty: it changes whole frames."""
+        return ()
+
+    def explain(
+        self, windows: Iterable[Frames], on_frame: Callable[[FrameExplanation], None]
+    ) -> Iterator[Veiled]:
+        """The same as `stream`, and `on_frame` is called for every frame, in order, with why it came out as it did."""
         raise VeilError(
             f"the method '{self.name}' has nothing to explain: choose one that chooses what it hides, "
-            "such as selective."
+            "such as selective.",
+            code="nothing-to-explain",
         )
 
     def __call__(self, clip: Tensor) -> Tensor:
@@ -182,7 +197,7 @@ class Anonymizer(ABC):
         """The constructor's arguments, from which the same anonymizer can be built again."""
         if dataclasses.is_dataclass(self):
             return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        raise TypeError(f"{type(self).__name__} is no dataclass and must say its own params")
+        raise TypeError(f"{type(self).__name__} is not a dataclass and must define params()")
 
 
 def to_clip(frames: Frames) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 
 import clips
 import veil
-from veil.core import Anonymizer, Region, Veiled
+from veil.core import Anonymizer, Region, Target, Veiled
 from veil.methods import ANONYMIZERS, make
 
 
@@ -67,7 +67,10 @@ def test_a_report_calls_a_method_what_it_calls_itself(video, tmp_path):
 def test_late_frames_keep_their_times(video, tmp_path):
     seen = []
     report = veil.anonymize_video(
-        video, tmp_path / "out.mp4", Probe(), progress=lambda done, total: seen.append((done, total))
+        video,
+        tmp_path / "out.mp4",
+        Probe(),
+        progress=lambda done, total, message=None: seen.append((done, total)),
     )
     assert report.frames == 20 and times(tmp_path / "out.mp4") == times(video)
     assert seen[-1] == (20, 20) and [d for d, _ in seen] == sorted(d for d, _ in seen)
@@ -142,23 +145,30 @@ def test_the_summary_is_read_by_people(tmp_path):
     assert "does not mean that nothing is there" in report.sentence()
 
 
-def sentence(hide: str, bare: list[tuple[int, int]], **more) -> str:
+def sentence(targets: list[str], bare: list[tuple[int, int]]) -> str:
     base = {"output": "out.mp4", "method": "selective", "width": 1, "height": 1, "fps": 1, "seconds": 1}
-    params = {"hide": hide, "also": "none", **more}
-    return veil.Report(
-        **base, params=params, frames=120, undecodable=0, hidden=0.231, tracks=0, nothing_found=bare
-    ).sentence()  # type: ignore[arg-type]
+    base |= {"params": {}, "frames": 120, "undecodable": 0, "hidden": 0.231, "tracks": 0}
+    return veil.Report(**base, targets=targets, chosen=True, nothing_found=bare).sentence()  # type: ignore[arg-type]
 
 
 def test_the_summary_names_what_was_looked_for():
-    assert sentence("person", []) == (
+    assert sentence(["person"], []) == (
         "out.mp4: 120 frames, person hidden in every one of them by selective (23 % of the picture on average)."
     )
-    assert sentence("person", [(0, 119)], also="face") == (
+    assert sentence(["person"], [(0, 119)]) == (
         "out.mp4: 120 frames, NOTHING that looks like person was found in any of them: nothing was hidden. Look at it."
     )
-    some = sentence("a+b", [(0, 9)], also="face")
+    some = sentence(["a", "b", "face"], [(0, 9)])
     assert "a, b or face hidden in 110 of them by selective (23 %" in some and "the other 10" in some
+
+
+def test_targets():
+    assert veil.make("blacken").targets() == (Target("face"),)
+    assert veil.make("blacken", region="frame").targets() == ()
+    assert veil.make("selective", hide="hair+hand", also="face").targets() == (
+        *(Target("hair", expected=True), Target("hand", expected=True), Target("face")),
+    )
+    assert veil.make("selective", hide="person", also="face").targets() == (Target("person", expected=True),)
 
 
 def test_shares_count_instead_of_boxes(video, tmp_path):

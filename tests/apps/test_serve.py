@@ -30,7 +30,7 @@ from veil.apps.serve.jobs import JobQueue, ServerJob
 from veil.apps.serve.sessions import refusal
 from veil.apps.serve.site import ServerSettings, Site
 from veil.apps.serve.uploads import Limits, Uploads, clean_name, container_suffix
-from veil.core import Anonymizer, Explained, Frames, Veiled
+from veil.core import Anonymizer, FrameExplanation, Frames, Veiled
 from veil.media.sources import open_source
 from veil.methods import make
 
@@ -336,11 +336,11 @@ class Late(Anonymizer):
     """Inverts frames; they come out one by one, after the last window."""
 
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
-        return self.explained(windows, lambda _: None)
+        return self.explain(windows, lambda _: None)
 
-    def explained(self, windows: Iterable[Frames], tell) -> Iterator[Veiled]:
+    def explain(self, windows: Iterable[Frames], tell) -> Iterator[Veiled]:
         for frame in np.concatenate([*windows]):
-            tell(Explained(255 - frame, np.full((4, 4), frame[0, 0, 0] / 255, np.float32), None))
+            tell(FrameExplanation(255 - frame, np.full((4, 4), frame[0, 0, 0] / 255, np.float32), None))
             yield Veiled(255 - frame[None], None)
 
     def params(self):
@@ -354,7 +354,7 @@ def test_a_preview_is_the_same_frame_before_and_after(monkeypatch):
     previewed = preview.previewed(Late(), lambda at, pictures: seen.update({at: pictures}))
     assert type(previewed).__name__ == "Late" and previewed.params() == {"a": 1}
     out = np.concatenate(
-        [v.frames for v in previewed.explained(iter([frames[:5], frames[5:]]), lambda _: None)]
+        [v.frames for v in previewed.explain(iter([frames[:5], frames[5:]]), lambda _: None)]
     )
     assert (out == 255 - frames).all()
     assert sorted(seen) == [0, 5]

@@ -1,6 +1,6 @@
 """Why a video came out as it did: heat maps of what was looked for, what was hidden of it, and how much over time.
 
-The pictures are made of frames *after* anonymization only: `Explained` carries no other, and nothing here reads the
+The pictures are made of frames *after* anonymization only: `FrameExplanation` carries no other, and nothing here reads the
 source. A folder holds them::
 
     NAME.png      for each thing that was looked for, how much of it was seen where, over sample frames
@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from veil.core import Explained, VeilError, io_errors
+from veil.core import FrameExplanation, VeilError, io_errors
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -68,7 +68,7 @@ class _Stretch(NamedTuple):
         )
 
 
-class Explanation:
+class ExplanationFolder:
     """A folder of pictures that say why; it is there, or its files are in it, only when all of them are whole."""
 
     def __init__(self, folder: Path, *, overwrite: bool):
@@ -79,9 +79,11 @@ class Explanation:
         self._course = _Course()
         with io_errors(self._folder, "written"):
             if folder.exists() and not folder.is_dir():
-                raise VeilError(f"{folder} is a file; name a folder for the explanation")
+                raise VeilError(
+                    f"{folder} is a file: name a folder for the explanation.", code="output-is-file"
+                )
             if not folder.is_dir() and not folder.parent.is_dir():
-                raise VeilError(f"{folder.parent} is no folder; make it first")
+                raise VeilError(f"{folder.parent} is not a folder: make it first.", code="folder-missing")
             self._refuse(_FIXED)
             place = folder if folder.is_dir() else folder.parent
             self._draft = place / f".veil-{secrets.token_hex(6)}"
@@ -93,7 +95,7 @@ class Explanation:
                 raise
             self._table.write("frame,seconds,share\n")
 
-    def add(self, seconds: float, explained: Explained) -> None:
+    def add(self, seconds: float, explained: FrameExplanation) -> None:
         """Learn of the frame that comes next, shown at this second; its picture is kept only if it is a sample."""
         share = float((~(explained.hidden < 0.5)).mean())  # what is no number counts as hidden
         with io_errors(self._folder, "written"):
@@ -161,9 +163,13 @@ class Explanation:
     def _refuse(self, files: Iterable[str]) -> None:
         for path in (self._folder / file for file in files):
             if path.is_dir():
-                raise VeilError(f"{path} is a folder; name another one for the explanation")
+                raise VeilError(
+                    f"{path} is a folder: name another folder for the explanation.", code="output-is-folder"
+                )
             if path.exists() and not self._overwrite:
-                raise VeilError(f"{path} exists already; pass --overwrite to replace it")
+                raise VeilError(
+                    f"{path} exists already: pass --overwrite to replace it.", code="output-exists"
+                )
 
     def _publish(self) -> None:
         with io_errors(self._folder, "written"):

@@ -7,20 +7,18 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
-from veil.apps.explain import Explanation
-from veil.apps.report import Preview, Report, ReportFile, Tally, things
-from veil.core import Anonymizer, Explained, Frames, Veiled, VeilError
+from veil.apps.explain import ExplanationFolder
+from veil.apps.report import Preview, Report, ReportBuilder, ReportFile, either
+from veil.core import Anonymizer, FrameExplanation, Frames, Progress, Veiled, VeilError
 from veil.media.sinks import open_sink
 from veil.media.sources import open_source
 from veil.media.video import Codec, FrameTime, VideoSource
 from veil.methods import DEFAULT, make
-
-Progress = Callable[[int, int | None], None]  # frames done, frames in all (None: unknown)
 
 
 def anonymize_video(
@@ -46,8 +44,8 @@ def anonymize_video(
     method    as on the command line, ``NAME`` or ``NAME:key=value,…``, or an `Anonymizer`
     region    what the method changes (``face``, ``person`` or ``frame``), where the method lets one choose
     audio     the sound is dropped, or kept as it is: voices identify people
-    codec     ``h264``, ``h265``, or ``ffv1``, which loses nothing; `quality` is its constant rate factor
-    report    a JSON file that says for every frame what was hidden and how it was found
+    codec     ``h264``, ``h265``, or ``ffv1``, which is lossless; `quality` is its constant rate factor
+    report    a JSON file with what was hidden in every frame, and how it was found
     preview   a picture with frames of the *anonymized* video, the hidden regions outlined
     explain   a folder for pictures of why the method hid what it hid, for methods that choose what they hide
     require_match  fail where something that is to be hidden was not found in any frame
@@ -62,10 +60,10 @@ def anonymize_video(
     _all_different(source, wanted, Path(explain) if explain else None)
     with ExitStack() as files:
         reading = files.enter_context(closing(open_source(source, salvage=salvage, audio=audio == "keep")))
-        # Left in the opposite order: the video takes its name first, its report only when it has.
+        # Left in the opposite order: the video gets its name first, its report only when it has.
         sheet = files.enter_context(Preview(Path(preview), overwrite=overwrite)) if preview else None
-        why = files.enter_context(Explanation(Path(explain), overwrite=overwrite)) if explain else None
-        told = files.enter_context(ReportFile(Path(report), overwrite=overwrite)) if report else None
+        why = files.enter_context(ExplanationFolder(Path(explain), overwrite=overwrite)) if explain else None
+        listing = files.enter_context(ReportFile(Path(report), overwrite=overwrite)) if report else None
         sink = open_sink(
             output,
             reading.info,
@@ -75,23 +73,23 @@ def anonymize_video(
             audio_from=reading if audio == "keep" else None,
         )
         writing = files.enter_context(sink)
-        tally = Tally(reading.info)
+        counted = ReportBuilder(reading.info, anonymizer.targets())
         begun = time.monotonic()
         with _finish_on_interrupt(reading):
             for (frames, regions, shares), times in _veiled(anonymizer, reading, why):
                 seconds = [float(t.pts * reading.info.time_base) for t in times]
                 # Before the sink has them: it may still be reading the frames when it has returned.
                 if sheet:
-                    sheet.add(tally.frames, seconds, frames, regions)
-                if told:
-                    told.add(tally.frames, seconds, regions)
-                tally.add(frames, regions, shares)
+                    sheet.add(counted.frames, seconds, frames, regions)
+                if listing:
+                    listing.add(counted.frames, seconds, regions)
+                counted.add(frames, regions, shares)
                 writing.write(frames, times)
                 if progress:
-                    progress(tally.frames, reading.info.frames)
-        if require_match and (not tally.matched or tally.missing(anonymizer.params())):
-            raise VeilError(_nothing_found(source, anonymizer.params(), tally))
-        result = tally.report(
+                    progress(counted.frames, reading.info.frames)
+        if require_match and (not counted.matched or counted.missing):
+            raise _nothing_found(source, counted)
+        result = counted.report(
             output=output.name,
             method=anonymizer.name,
             params=anonymizer.params(),
@@ -103,15 +101,15 @@ def anonymize_video(
             sheet.finish()
         if why:
             why.finish()
-        if told:
-            told.finish(result)
+        if listing:
+            listing.finish(result)
     return dataclasses.replace(result, bytes=output.stat().st_size)
 
 
 def _veiled(
-    anonymizer: Anonymizer, source: VideoSource, why: Explanation | None
+    anonymizer: Anonymizer, source: VideoSource, why: ExplanationFolder | None
 ) -> Iterator[tuple[Veiled, list[FrameTime]]]:
-    """What the anonymizer makes of the source, each frame with its time; every frame once, or an error."""
+    """The anonymized source, each frame with its time; every frame once, or an error."""
     waiting: deque[FrameTime] = deque()
     unexplained: deque[FrameTime] = deque()
 
@@ -122,13 +120,13 @@ def _veiled(
                 unexplained.extend(window.times)
             yield window.frames
 
-    def tell(explained: Explained) -> None:
+    def explain(explained: FrameExplanation) -> None:
         if not unexplained or not why:
             raise RuntimeError(f"{type(anonymizer).__name__} explained a frame that it did not get")
         why.add(float(unexplained.popleft().pts * source.info.time_base), explained)
 
     height, width = source.info.height, source.info.width
-    for veiled in anonymizer.explained(windows(), tell) if why else anonymizer.stream(windows()):
+    for veiled in anonymizer.explain(windows(), explain) if why else anonymizer.stream(windows()):
         frames = veiled.frames
         if frames.shape[1:] != (height, width, 3) or len(frames) > len(waiting):
             raise RuntimeError(
@@ -139,12 +137,13 @@ def _veiled(
         raise RuntimeError(f"{type(anonymizer).__name__} kept {len(left)} frames back")
 
 
-def _nothing_found(source: str | Path, params: dict, tally: Tally) -> str:
-    option = "--hide" if "hide" in params else "--region"
-    what = " or ".join(tally.missing(params)) or things(params)
-    return (
-        f"nothing of {what} was found in {source}, so nothing was written: look for something else "
-        f"with {option}, lower the threshold, or leave out --require-match."
+def _nothing_found(source: str | Path, counted: ReportBuilder) -> VeilError:
+    option = "--hide" if any(target.expected for target in counted.targets) else "--region"
+    what = either(counted.missing or [target.name for target in counted.targets]) or "region"
+    return VeilError(
+        f"no {what} was found in {source}, so nothing was written: look for something else with {option}, lower the "
+        "threshold, or leave out --require-match.",
+        code="nothing-found",
     )
 
 
@@ -173,11 +172,15 @@ def _all_different(source: str | Path, written: list[Path], folder: Path | None 
         for path in (Path(source), *written):
             within = path.resolve().parent == folder.resolve() and path.suffix.lower() in (".png", ".csv")
             if within or path.resolve() == folder.resolve():
-                raise VeilError(f"{folder} is no folder for the explanation of {path}: name another one.")
+                raise VeilError(
+                    f"{folder} cannot hold the explanation of {path}: name another folder.",
+                    code="output-conflict",
+                )
     for i, path in enumerate(written):
         if Path(source).exists() and path.exists() and path.samefile(source):
-            raise VeilError(f"{path} is both input and output: name another output.")
+            raise VeilError(f"{path} is both input and output: name another output.", code="output-is-input")
         if path.resolve() in [other.resolve() for other in written[:i]]:
             raise VeilError(
-                f"{path} is named for two outputs: give the video, the report and the preview a file each."
+                f"{path} is named for two outputs: give the video, the report and the preview a file each.",
+                code="output-conflict",
             )

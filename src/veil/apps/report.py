@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from veil.core import Frames, Region, RegionSource, VeilError, __version__, io_errors
+from veil.core import Frames, Region, RegionSource, Target, VeilError, __version__, io_errors
 from veil.media.draft import Draft
 from veil.media.inputs import is_image
 from veil.media.video import VideoInfo
@@ -38,7 +38,9 @@ class Report:
     hidden: float  # mean share of a frame that was changed, 0 to 1
     tracks: int | None  # how many faces or people were followed, if any were; None: whole frames were changed
     regions: dict[str, int] = field(default_factory=dict)  # how many of each `RegionSource`
-    missing: list[str] = field(default_factory=list)  # names that were to be hidden and never found
+    targets: list[str] = field(default_factory=list)  # what the method looked for
+    chosen: bool = False  # some of them by name
+    missing: list[str] = field(default_factory=list)  # those chosen by name that were never detected
     nothing_found: list[tuple[int, int]] = field(
         default_factory=list
     )  # frames, as first and last of each stretch
@@ -51,14 +53,14 @@ class Report:
 
     def sentence(self) -> str:
         """The summary for people."""
-        thing = things(self.params)
+        thing = either(self.targets) or "region"
         pictures = f"{self.frames} frame{'s' * (self.frames != 1)}"
         gone = f" ({self.undecodable} more could not be decoded)" if self.undecodable else ""
         if self.tracks is None:
             return f"{self.output}: {pictures}{gone}, each changed as a whole by {self.method}."
-        chosen, bare = "hide" in self.params, self.frames_without
+        bare = self.frames_without
         if bare == self.frames:
-            none = f"NOTHING that looks like {thing} was" if chosen else f"NO {thing}"
+            none = f"NOTHING that looks like {thing} was" if self.chosen else f"NO {thing}"
             return f"{self.output}: {pictures}{gone}, {none} found in any of them: nothing was hidden. Look at it."
         seen = f"{self.frames - bare} of them" if bare else "every one of them"
         note = (
@@ -66,31 +68,25 @@ class Report:
             if bare
             else ""
         )
-        what = thing if chosen else f"one {thing} or more"
+        what = thing if self.chosen else f"one {thing} or more"
         never = f"; {' and '.join(self.missing)} was NEVER found" if self.missing else ""
         share = f" ({100 * self.hidden:.{0 if self.hidden > 0.01 else 2}f} % of the picture on average)"
         return (
             f"{self.output}: {pictures}{gone}, {what} hidden in {seen} by {self.method}"
-            f"{share if chosen else ''}{note}{never}."
+            f"{share if self.chosen else ''}{note}{never}."
         )
 
 
-def things(params: Mapping[str, Any]) -> str:
-    """What a method with these parameters looks for: ``face``; ``badge or face`` where it hides one or the other."""
-    if "hide" not in params:
-        return str(params.get("region", "region"))
-    names = str(params["hide"]).split("+")
-    if "person" not in names:  # who has the face that is hidden, too
-        also = str(params.get("also") or "none").split("+")
-        names += [name for name in also if name not in ("none", *names)]
+def either(names: Sequence[str]) -> str:
+    """Names as a sentence has them: ``face``; ``hair or face``; ``hair, hand or face``."""
     return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
-class Tally:
+class ReportBuilder:
     """Counts what happens to a video while it happens; its memory does not grow with the video."""
 
-    def __init__(self, info: VideoInfo):
-        self.info = info
+    def __init__(self, info: VideoInfo, targets: Sequence[Target] = ()):
+        self.info, self.targets = info, targets
         self.frames = 0
         self._whole = False
         self._how: Counter[str] = Counter()
@@ -98,16 +94,17 @@ class Tally:
         self._seen: set[int] = set()
         self._share = 0.0
         self._bare: list[list[int]] = []
-        self._names: set[str] = set()  # of what was chosen to be hidden, and found
+        self._detected: set[str] = set()  # names of targets
 
     @property
     def matched(self) -> bool:
         """Whether anything at all was hidden so far."""
         return self._whole or sum(last - first + 1 for first, last in self._bare) < self.frames
 
-    def missing(self, params: Mapping[str, Any]) -> list[str]:
-        """Of the names that a method with these parameters hides, those that were not found so far."""
-        return [name for name in str(params.get("hide", "")).split("+") if name and name not in self._names]
+    @property
+    def missing(self) -> list[str]:
+        """The targets chosen by name that were not detected so far."""
+        return [name for name, expected in self.targets if expected and name not in self._detected]
 
     def add(self, frames: Frames, regions: Regions, shares: Sequence[float] | None = None) -> None:
         """Count frames that come next; `shares` is what was changed of each, if it is not its regions' boxes."""
@@ -121,7 +118,7 @@ class Tally:
             self._share += _share(found, *size) if shares is None else shares[i]
             self._how.update(region.how for region in found)
             now = {region.track for region in found if region.track >= 0}  # -1: not followed
-            self._names.update(*(r.kind.split("+") for r in found if r.track < 0 and r.how == "detected"))
+            self._detected.update(*(region.targets for region in found))
             self._tracks += len(now - self._seen)
             self._seen = {t for t in self._seen | now if t > max(now, default=0) - 10_000}
             if not found and self._bare and self._bare[-1][1] == at - 1:
@@ -153,7 +150,9 @@ class Tally:
             seconds=round(seconds, 3),
             hidden=round(self._share / max(1, self.frames), 4),
             tracks=None if self._whole else self._tracks,
-            missing=self.missing(params),
+            targets=[target.name for target in self.targets],
+            chosen=any(target.expected for target in self.targets),
+            missing=self.missing,
             regions={how: self._how[how] for how in get_args(RegionSource)},
             nothing_found=[(first, last) for first, last in self._bare],
         )

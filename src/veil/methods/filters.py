@@ -27,7 +27,7 @@ import numpy.typing as npt
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from veil.core import Anonymizer, Frames, Image, Region, Veiled
+from veil.core import Anonymizer, Frames, Image, Region, Target, Veiled
 from veil.people.boxes import Outline, mask, to_pixels
 from veil.people.regions import DEFAULTS, find_regions
 from veil.people.tracks import TrackingOptions
@@ -74,6 +74,10 @@ class Filter(Anonymizer):
     @abstractmethod
     def change(self, image: Image, inside: npt.NDArray[np.bool_] | None) -> Image:
         """The changed picture ``(h, w, 3)``; `inside` ``(h, w)`` says which pixels will be used (None: all)."""
+
+    def targets(self) -> tuple[Target, ...]:
+        """The region, unless it is the whole frame."""
+        return () if self.region == "frame" else (Target(self.region),)
 
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         """See `Anonymizer.stream`."""

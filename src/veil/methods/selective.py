@@ -41,7 +41,7 @@ import numpy.typing as npt
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from veil.core import Anonymizer, Explained, Frames, Image, Region, Veiled, VeilError
+from veil.core import Anonymizer, FrameExplanation, Frames, Image, Region, Target, Veiled, VeilError
 from veil.methods.filters import CHECKED
 from veil.methods.noise import CarriedNoise, Carry, Levels, Mode, blend
 from veil.nn.flow import By, Flow, Motion, enlarge, estimator, warp
@@ -55,7 +55,7 @@ from veil.people.tracks import TrackingOptions
 
 Array = npt.NDArray[np.float32]
 Found = tuple[Region, ...]
-Tell = Callable[[Explained], None]
+OnFrame = Callable[[FrameExplanation], None]
 
 GRID = 256  # the longer side of the grid on which maps are held
 DETECTING = 8  # a detector looks at one frame in so many: the part network finds most of what it finds
@@ -172,14 +172,20 @@ class Selective(Anonymizer):
         kinds = sum(kind in self.also for kind in get_args(Kind))
         return kinds * TrackingOptions.max_gap + max(AHEAD + self.every, TARGETING - 1 if self.target else 0)
 
-    def explained(self, windows: Iterable[Frames], tell: Tell) -> Iterator[Veiled]:
-        """See `Anonymizer.explained`."""
-        return self._run(windows, tell)
+    def targets(self) -> tuple[Target, ...]:
+        """The names in `hide`, each expected, and the kinds in `also`; a person includes the face."""
+        also = () if "person" in self.names else self.also.split("+")
+        others = (name for name in also if name not in ("none", *self.names))
+        return (*(Target(name, expected=True) for name in self.names), *map(Target, others))
 
-    def _run(self, windows: Iterable[Frames], tell: Tell | None) -> Iterator[Veiled]:
+    def explain(self, windows: Iterable[Frames], on_frame: OnFrame) -> Iterator[Veiled]:
+        """See `Anonymizer.explain`."""
+        return self._run(windows, on_frame)
+
+    def _run(self, windows: Iterable[Frames], on_frame: OnFrame | None) -> Iterator[Veiled]:
         images = (image for frames in windows for image in frames)
         kinds = [kind for kind in get_args(Kind) if kind in self.also]
-        return _Obfuscation(self, self._looking, tell).run(_with_regions(images, kinds))
+        return _Obfuscation(self, self._looking, on_frame).run(_with_regions(images, kinds))
 
 
 class _Looking:
@@ -304,8 +310,8 @@ class _Frame:
 class _Obfuscation:
     """The state of one video."""
 
-    def __init__(self, given: Selective, looking: _Looking, tell: Tell | None):
-        self.given, self.looking, self.tell = given, looking, tell
+    def __init__(self, given: Selective, looking: _Looking, on_frame: OnFrame | None):
+        self.given, self.looking, self.on_frame = given, looking, on_frame
         self.noise = CarriedNoise(given.carry, "full", given.seed, estimator(given.flow))
         self.levels = None if given.levels == "full" else Levels(given.contrast)
         self.waiting: list[_Frame] = []  # of one scene, from the last key frame on
@@ -414,11 +420,11 @@ class _Obfuscation:
             wide = wide**given.gamma
             np.maximum(wide, given.opacity, out=wide, where=hidden)
         out = blend(image, noise, wide, given.mode, threshold=given.threshold)
-        if self.tell:
+        if self.on_frame:
             small = cv2.resize(wide, saliency.shape[::-1], interpolation=cv2.INTER_AREA).astype(
                 np.float32, copy=False
             )
-            self.tell(Explained(out, _bent(small, given.threshold), frame.maps))
+            self.on_frame(FrameExplanation(out, _bent(small, given.threshold), frame.maps))
         regions = (*self._regions(saliency, frame), *frame.regions)
         return Veiled(out[None], [regions], [float(hidden.mean())])
 
@@ -429,10 +435,11 @@ class _Obfuscation:
         down, across = shape[0] / saliency.shape[0], shape[1] / saliency.shape[1]
         for x, y, w, h, _ in stats[1:count].tolist():
             part = slice(y, y + h), slice(x, x + w)
-            kind = "+".join(self.looking.found(frame.maps, part, threshold)) if frame.maps else ""
+            found = tuple(self.looking.found(frame.maps, part, threshold)) if frame.maps else ()
             box = x * across, y * down, (x + w) * across, (y + h) * down
-            how = "detected" if kind else "interpolated"
-            yield Region(kind or self.given.hide, box, float(saliency[part].max()), how, -1)
+            how = "detected" if found else "interpolated"
+            kind = "+".join(found) or self.given.hide
+            yield Region(kind, box, float(saliency[part].max()), how, -1, found)
 
 
 def _spread_out(saliency: Array, fill: float, grow: float) -> Array:

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from veil.core import Anonymizer, Explained, Frames, Veiled, VeilError
+from veil.core import Anonymizer, FrameExplanation, Frames, Target, Veiled, VeilError
 
 SIDE = 720  # pixels of the longer side of a preview
 INTERVAL = 0.35  # seconds between two previews
@@ -31,15 +31,17 @@ class PreviewedAnonymizer(Anonymizer):
         """See `Anonymizer.stream`."""
         return self._previewed(windows, lambda frames, _: self.inner.stream(frames))
 
-    def explained(self, windows: Iterable[Frames], tell: Callable[[Explained], None]) -> Iterator[Veiled]:
-        """See `Anonymizer.explained`."""
+    def explain(
+        self, windows: Iterable[Frames], on_frame: Callable[[FrameExplanation], None]
+    ) -> Iterator[Veiled]:
+        """See `Anonymizer.explain`."""
 
-        def run(frames: Iterable[Frames], keep_heat: Callable[[Explained], None]) -> Iterator[Veiled]:
-            def both(explained: Explained) -> None:
+        def run(frames: Iterable[Frames], keep_heat: Callable[[FrameExplanation], None]) -> Iterator[Veiled]:
+            def both(explained: FrameExplanation) -> None:
                 keep_heat(explained)
-                tell(explained)
+                on_frame(explained)
 
-            return self.inner.explained(frames, both)
+            return self.inner.explain(frames, both)
 
         return self._previewed(windows, run)
 
@@ -48,6 +50,10 @@ class PreviewedAnonymizer(Anonymizer):
         """The inner anonymizer's."""
         return self.inner.name
 
+    def targets(self) -> tuple[Target, ...]:
+        """The inner anonymizer's."""
+        return self.inner.targets()
+
     def params(self) -> dict[str, Any]:
         """The inner anonymizer's."""
         return self.inner.params()
@@ -55,7 +61,7 @@ class PreviewedAnonymizer(Anonymizer):
     def _previewed(
         self,
         windows: Iterable[Frames],
-        run: Callable[[Iterable[Frames], Callable[[Explained], None]], Iterator[Veiled]],
+        run: Callable[[Iterable[Frames], Callable[[FrameExplanation], None]], Iterator[Veiled]],
     ) -> Iterator[Veiled]:
         kept: deque[tuple[int, Frames]] = deque()
         heats: dict[int, Frames] = {}
@@ -75,7 +81,7 @@ class PreviewedAnonymizer(Anonymizer):
                 read += len(frames)
                 yield frames
 
-        def keep_heat(explained: Explained) -> None:
+        def keep_heat(explained: FrameExplanation) -> None:
             nonlocal explained_frames
             if any(at == explained_frames for at, _ in kept):
                 heats[explained_frames] = heat_map(shrink(explained.frame), explained.hidden)

@@ -152,7 +152,7 @@ def anonymize(task: Task, progress: ProgressWriter) -> dict[str, Any]:
             for kind in pictures:
                 (raw / f"{kind}-{old}.jpg").unlink(missing_ok=True)
 
-    explains = type(inner).explained is not Anonymizer.explained
+    explains = type(inner).explain is not Anonymizer.explain
     why = folder / "why" if explains else None
     report = anonymize_video(
         raw / task["file"],
