@@ -76,7 +76,7 @@ def delay(methods: list[str], size: tuple[int, int], seconds: float) -> None:
 
 
 def start(runs: int) -> None:
-    from veil.apps.export import export
+    from veil.apps.export.write import export
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

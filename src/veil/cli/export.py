@@ -32,7 +32,7 @@ def export(
     overwrite
         Replace a file that exists.
     """
-    from veil.apps.export import export as write
+    from veil.apps.export.write import export as write
 
     for line in write(method, output, int8=int8, calibrate=calibrate, overwrite=overwrite).lines():
         print_result(line)
