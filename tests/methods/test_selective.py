@@ -30,6 +30,7 @@ from veil.nn.flow import Dis
 from veil.people import descriptors as dense
 from veil.people import templates
 from veil.people.pictures import built_in
+from veil.people.saliency import SaliencyMaps
 
 RANDOM = np.random.default_rng(5)
 SIZE = (72, 96)  # height, width: as small as its own grid, so that a map is a mask to the pixel
@@ -46,7 +47,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
     def seen(self, image: np.ndarray, grid: tuple[int, int]) -> dict[str, np.ndarray]:
         return {"person": np.asarray(look(image, grid), np.float32)}
 
-    monkeypatch.setattr(selective._Looking, "__call__", seen)
+    monkeypatch.setattr(SaliencyMaps, "__call__", seen)
 
 
 def through(spec: str, frames: np.ndarray, **more) -> np.ndarray:
@@ -242,7 +243,7 @@ def test_both_sides_of_a_cut_are_hidden():
 @pytest.mark.parametrize("speed", [0, 3])
 @pytest.mark.parametrize("first", [1, 5, 7])
 def test_who_appears_between_two_looks_is_hidden_from_the_first_frame(first, speed, monkeypatch):
-    monkeypatch.setattr(selective, "SURPRISE", 1.0)  # by what the next look tells alone
+    monkeypatch.setattr(selective, "NEW_SHARE", 1.0)  # by what the next look tells alone
     background = landscape()
     places = {t: 30 + speed * (t - first) for t in range(first, 20)}
     frames = np.stack(
@@ -257,7 +258,7 @@ def test_who_appears_between_two_looks_is_hidden_from_the_first_frame(first, spe
 @pytest.mark.parametrize("first", [4, 5, 6])
 def test_who_appears_just_before_a_cut_is_hidden(first, monkeypatch):
     """The last frame of a scene is looked at, whenever the look before was."""
-    monkeypatch.setattr(selective, "SURPRISE", 1.0)
+    monkeypatch.setattr(selective, "NEW_SHARE", 1.0)
     background, other = landscape(1), 255 - landscape(8)
     frames = np.stack(
         [background] * first
@@ -368,8 +369,8 @@ def test_a_black_video_is_told_of(tmp_path):
         ("face+hiar", "there is no template 'hiar': did you mean hair?"),
         ("forhead", "did you mean forehead?"),
         ("xyzzy", "choose one of .*eyes.*person"),
-        ("+", "names nothing to hide: name a part or a template"),
-        ("", "names nothing to hide: name a part or a template"),
+        ("+", "nothing to hide is named"),
+        ("", "nothing to hide is named"),
     ],
 )
 def test_a_name_that_is_none(hide, words):

@@ -189,7 +189,7 @@ class Noise(Filter):
     ] = 0.3
     seed: Annotated[
         int | None,
-        Field(ge=0, description="makes an experiment repeatable, and the noise known [nobody knows it]"),
+        Field(ge=0, description="makes an experiment repeatable, and the noise predictable [unpredictable]"),
     ] = None
 
     def change(self, image: Image, inside: npt.NDArray[np.bool_] | None) -> Image:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import cv2
@@ -69,3 +70,27 @@ class _Downscaled:
             Detection((x0 * across, y0 * down, x1 * across, y1 * down), score)
             for (x0, y0, x1, y1), score in self._detect(small)
         ]
+
+
+def find_all_regions(
+    images: Iterable[Image], kinds: Sequence[Kind], *, every: int, longest: int
+) -> Iterator[tuple[Image, tuple[Region, ...]]]:
+    """Each image with its regions of all these kinds; see `find_regions`."""
+    stream: Iterator[tuple[Image, tuple[Region, ...]]] = ((image, ()) for image in images)
+    for kind in kinds:
+        stream = _with_kind(stream, kind, every, longest)
+    return stream
+
+
+def _with_kind(
+    stream: Iterator[tuple[Image, tuple[Region, ...]]], kind: Kind, every: int, longest: int
+) -> Iterator[tuple[Image, tuple[Region, ...]]]:
+    before: deque[tuple[Region, ...]] = deque()  # of the images that this kind's tracker holds back
+
+    def images() -> Iterator[Image]:
+        for image, regions in stream:
+            before.append(regions)
+            yield image
+
+    for image, regions in find_regions(images(), kind, every=every, longest=longest):
+        yield image, before.popleft() + regions
