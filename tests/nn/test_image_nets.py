@@ -1,9 +1,7 @@
 """Image networks have the published layout and load published files, and nothing else."""
 
-import hashlib
 import os
 import pickle
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,11 +11,11 @@ import torchvision
 from torch import Tensor, nn
 
 from errors import refuses
+from published_files import Shapes, digest, holds, norm, shapes_of, small_file
 from veil.core import VeilError
-from veil.nn import image
+from veil.nn.classifier import Classifier
 from veil.nn.image import IMAGE_NETS, make
-
-Shapes = dict[str, tuple[int, ...]]
+from veil.nn.timm_nets import ViT
 
 # SHA-256 of the sorted lines "name shape" of the state dict, taken from timm 1.0.30.
 DIGESTS = {
@@ -25,36 +23,6 @@ DIGESTS = {
     "vit_b_16": "6e116342a243f50b6ae4fe04ca713d19065b966086ee767f101828f8fe186bea",
     "vit_b_32": "45bf6c575c84f587446f3b4181bee4740723c4bf39fbb881e37e21f721028fd4",
 }
-
-
-def digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    lines = sorted(f"{name} {tuple(shape)}" for name, shape in shapes.items())
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def shapes_of(net: nn.Module) -> Shapes:
-    return {name: tuple(value.shape) for name, value in net.state_dict().items()}
-
-
-def norm(name: str, channels: int) -> Shapes:
-    parts = ("weight", "bias", "running_mean", "running_var")
-    return {f"{name}.{part}": (channels,) for part in parts} | {f"{name}.num_batches_tracked": ()}
-
-
-def small_file(path: Path, shapes: Mapping[str, tuple[int, ...]], wrap: str = "") -> Path:
-    """A file of weights of those shapes that takes no room: tensor number i is full of i."""
-    state = {
-        name: torch.tensor(i if name.endswith("tracked") else float(i)).expand(shape)
-        for i, (name, shape) in enumerate(shapes.items())
-    }
-    torch.save({wrap: state, "epoch": 3} if wrap else state, path)
-    return path
-
-
-def holds(net: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether every tensor of the network is the one that `small_file` wrote."""
-    state = net.state_dict()
-    return all(bool((state[name] == i).all()) for i, name in enumerate(shapes) if name in state)
 
 
 def mobilenet() -> Shapes:
@@ -71,7 +39,7 @@ def mobilenet() -> Shapes:
     return shapes | {"classifier.weight": (1000, 1024), "classifier.bias": (1000,)}
 
 
-def fresh(name: str, outputs: int = 7) -> image.Network:
+def fresh(name: str, outputs: int = 7) -> Classifier:
     torch.manual_seed(0)
     return make(name, outputs).eval()
 
@@ -106,7 +74,7 @@ def test_any_size(name):
 
 @pytest.mark.parametrize("name", IMAGE_NETS)
 @torch.inference_mode()
-def test_an_image_is_judged_alone_and_through_its_features(name):
+def test_an_image_is_classified_alone_and_by_its_features(name):
     net, images = fresh(name), torch.randn(2, 3, 56, 56)
     both, features = net(images), net.features(images)
     near = {"rtol": 1e-3, "atol": 1e-3 * both.abs().max().item()}
@@ -123,13 +91,13 @@ def test_a_seed_makes_the_same_network(name):
 
 
 @torch.inference_mode()
-def test_positions_of_a_transformer_keep_their_places():
+def test_position_embeddings_are_resampled():
     with torch.device("meta"):
-        net = image.ViT(7, patch=32)
-    # A table that says how far down a patch is says so on any grid.
+        net = ViT(7, patch=32)
+    # Embeddings that grow from top to bottom do so on any grid.
     down = torch.cat([torch.zeros(1), torch.linspace(0, 1, 7).repeat_interleave(7)])
-    net.pos_embed = nn.Parameter(down[None, :, None])
-    down = net._positions(3, 5)[0, 1:, 0].unflatten(0, (3, 5))
+    net.pos_embed, net.cls_token = nn.Parameter(down[None, :, None]), nn.Parameter(torch.zeros(1, 1, 1))
+    down = net._pos_embed(torch.zeros(1, 3, 5, 1))[0, 1:, 0].unflatten(0, (3, 5))
     assert torch.allclose(down, down[:, :1].expand(3, 5), atol=1e-5)
     assert down[0, 0] < down[1, 0] < down[2, 0] and abs(down[1, 0].item() - 0.5) < 1e-5
 
@@ -166,14 +134,17 @@ def test_loaded_weights_do_the_same(tmp_path):
 
 def test_a_file_of_another_network_is_refused(tmp_path):
     path = small_file(tmp_path / "m.pth", mobilenet())
-    with pytest.raises(VeilError, match=r"m\.pth is no file of weights of 'resnet18'.*conv1\.weight"):
+    with refuses("weights-mismatch") as raised:
         make("resnet18", 1000, weights=path)
+    assert "m.pth" in str(raised.value) and "conv1.weight" in str(raised.value)
     path = small_file(path, mobilenet() | {"blocks.2.0.bn1.bias": (127,)})
-    with pytest.raises(VeilError, match=r"blocks\.2\.0\.bn1\.bias is \(127,\) and should be \(128,\)"):
+    with refuses("weights-mismatch") as raised:
         make("mobilenet_v1", 1000, weights=path)
+    assert "(127,)" in str(raised.value) and "(128,)" in str(raised.value)
     path = small_file(path, mobilenet() | {"blocks.5.0.bn1.bias": (1,)})
-    with pytest.raises(VeilError, match=r"has no tensor blocks\.5\.0\.bn1\.bias"):
+    with refuses("weights-mismatch") as raised:
         make("mobilenet_v1", 1000, weights=path)
+    assert "blocks.5.0.bn1.bias" in str(raised.value)
 
 
 class Hostile:
@@ -193,38 +164,41 @@ def test_a_file_that_would_run_code_is_refused(tmp_path, form):
         torch.save(Hostile(touched), path, _use_new_zipfile_serialization=form == "torch")
     else:
         torch.save({"conv1.weight": torch.zeros(1), "more": Hostile(touched)}, path)
-    with pytest.raises(VeilError, match=r"evil\.pth") as told:
+    with pytest.raises(VeilError, match=r"evil\.pth") as raised:
         make("small2d", 7, weights=path)
-    assert not touched.exists() and "\n" not in str(told.value) and "weights_only" not in str(told.value)
+    assert not touched.exists() and raised.value.code in ("weights-unsafe", "weights-damaged")
+    assert "\n" not in str(raised.value) and "weights_only" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["a.pth", "a.safetensors"])
 @pytest.mark.parametrize("content", [b"", b"no weights", b"PK\x03\x04 half a zip"])
-def test_a_broken_file_is_told_in_one_sentence(tmp_path, name, content):
+def test_a_damaged_file_is_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(VeilError, match=name) as told:
+    with pytest.raises(VeilError, match=name) as raised:
         make("small2d", 7, weights=tmp_path / name)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value) and raised.value.code in ("weights-unsafe", "weights-damaged")
 
 
 def test_a_file_without_named_tensors_and_no_file(tmp_path):
     torch.save([torch.zeros(1)], tmp_path / "a.pth")
-    with pytest.raises(VeilError, match="no table of named tensors"):
+    with refuses("weights-not-named"):
         make("small2d", 7, weights=tmp_path / "a.pth")
-    with pytest.raises(VeilError, match="does not exist"):
+    with refuses("weights-missing"):
         make("small2d", 7, weights=tmp_path / "b.pth")
 
 
 def test_an_unknown_name_and_impossible_numbers():
-    with pytest.raises(VeilError, match="did you mean 'resnet50'"):
+    with refuses("network-unknown") as raised:
         make("resnet_50", 7)
-    with pytest.raises(VeilError, match="there are resnet18, "):
+    assert "'resnet50'" in str(raised.value)
+    with refuses("network-unknown") as raised:
         make("zzz", 7)
-    with pytest.raises(VeilError, match="outputs=0"):
+    assert "resnet18, " in str(raised.value)
+    with refuses("network-size"):
         make("small2d", 0)
 
 
-def test_a_hub_is_asked_only_when_told(tmp_path, monkeypatch):
+def test_a_hub_is_used_only_on_request(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
 
     def offline(*_: object, **__: object) -> None:
@@ -234,7 +208,7 @@ def test_a_hub_is_asked_only_when_told(tmp_path, monkeypatch):
     make("resnet18", 7)
     with refuses("not-fetched"):
         make("resnet18", 7, weights="hub")
-    with pytest.raises(VeilError, match="no hub that Veil knows"):
+    with refuses("no-hub"):
         make("small2d", 7, weights="hub")
     with torch.device("meta"):
         shapes = shapes_of(torchvision.models.resnet18())
@@ -244,19 +218,19 @@ def test_a_hub_is_asked_only_when_told(tmp_path, monkeypatch):
     assert net.loaded == len(shapes) and holds(net, shapes)
 
 
-def test_timm_is_asked_for_what_it_has(monkeypatch):
+def test_weights_are_fetched_from_timm(monkeypatch):
     timm = pytest.importorskip("timm")
     with torch.device("meta"):
         theirs = IMAGE_NETS["mobilenet_v1"].build(1000)
-    asked = []
+    calls = []
 
     def create_model(name: str, pretrained: bool) -> nn.Module:
-        asked.append((name, pretrained))
+        calls.append((name, pretrained))
         return theirs.to_empty(device="cpu")
 
     monkeypatch.setattr(timm, "create_model", create_model)
     assert make("mobilenet_v1", 1000, weights="hub").loaded == 164
-    assert asked == [("mobilenetv1_100.ra4_e3600_r224_in1k", True)]
+    assert calls == [("mobilenetv1_100.ra4_e3600_r224_in1k", True)]
 
 
 def test_the_small_one_learns():

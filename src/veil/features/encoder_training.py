@@ -34,7 +34,7 @@ from veil.data.synthetic.motion import ACTIONS
 from veil.data.synthetic.scripts import ANOMALIES, ATTRIBUTES, LENGTHS, Kind
 from veil.data.synthetic.world import World
 from veil.features.encoders import LENGTH, Compact
-from veil.nn.image import HALVES
+from veil.nn.classifier import HALVES
 from veil.nn.tensor_files import read_tensors, write_tensors
 from veil.training.fit import LRSchedule, Phase, Setup, Step, Terms, rank, world_size
 from veil.training.losses import nt_xent

@@ -41,7 +41,8 @@ from torchvision.models import get_model, get_model_weights
 
 from veil.core import VeilError
 from veil.nn import video
-from veil.nn.image import HALVES, RGB, Network, fill, read_state, start
+from veil.nn.classifier import HALVES, RGB, Classifier, init_weights
+from veil.nn.published import load_published, read_state
 from veil.nn.weights import FOLDER_VARIABLE, cache_folder
 from veil.training.run import Run, weights_in
 
@@ -294,7 +295,7 @@ class Compact(Body):
         self.blocks = nn.Sequential(
             *(_Look(a, b, stride) for (a, b), stride in zip(pairwise(widths), strides, strict=True))
         )
-        start(self)
+        init_weights(self)
         self.to(memory_format=torch.channels_last_3d)  # pyright: ignore[reportCallIssue]
 
     def maps(self, x: Tensor) -> Tensor:
@@ -389,7 +390,7 @@ class TorchVision(Body):
 class Recognizer(Body):
     """A network of a run that was trained to recognize, without its last layer: one token a clip."""
 
-    def __init__(self, net: Network) -> None:
+    def __init__(self, net: Classifier) -> None:
         super().__init__()
         self.net, self.dim = net, net.dim
 
@@ -645,7 +646,7 @@ def filled(body: Body, state: Mapping[str, Tensor], wrong: str) -> None:
     own = {name: value.shape for name, value in body.state_dict().items()}
     if isinstance(body, ViT):
         state = _officially_named(state, own, wrong)
-    fill(body, {name: value.float() for name, value in state.items()}, wrong, body.spare)
+    load_published(body, {name: value.float() for name, value in state.items()}, wrong, body.spare)
     if (
         broken := next((n for n, v in body.state_dict().items() if not v.isfinite().all()), None)
     ) is not None:
@@ -732,7 +733,7 @@ def _of_run(folder: Path) -> Encoder:
     last = video.make(recipe["net"], 1).last
     outputs = next(len(value) for key, value in tensors.items() if key.startswith(f"{last}."))
     net = video.make(recipe["net"], outputs, frames=length, size=recipe["size"])
-    fill(net, tensors, f"{path} is no file of weights of '{recipe['net']}'", ())
+    load_published(net, tensors, f"{path} is no file of weights of '{recipe['net']}'", ())
     every = recipe["frames"] // length
     return Encoder(
         name,

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from veil.core import VeilError
 from veil.nn import unet
-from veil.nn.image import Network
+from veil.nn.classifier import Classifier
 from veil.training.data import Batch, DataConfig, TrainingData, named, of_clips, of_frames, setup
 from veil.training.fit import Phase, PhaseSequence, Step, StepResult, Terms
 from veil.training.losses import (
@@ -66,7 +66,7 @@ class Redraw(nn.Module):
 class Projector(nn.Module):
     """Features of a network, projected for contrast: ``(N, 128)``."""
 
-    def __init__(self, net: Network) -> None:
+    def __init__(self, net: Classifier) -> None:
         super().__init__()
         self.net = net
         self.head = nn.Sequential(nn.Linear(net.dim, net.dim), nn.ReLU(inplace=True), nn.Linear(net.dim, 128))
@@ -79,7 +79,7 @@ class Projector(nn.Module):
 class Budget(nn.Module):
     """What can be found of the people without any label: the loss of one self-supervised task, low where much is found."""
 
-    def __init__(self, net: Network, contrast: Contrast, temperature: float) -> None:
+    def __init__(self, net: Classifier, contrast: Contrast, temperature: float) -> None:
         super().__init__()
         self.contrast, self.temperature = contrast, temperature
         self.net: nn.Module

@@ -38,7 +38,8 @@ def session(model: Path | bytes) -> onnxruntime.InferenceSession:
     except Exception as error:  # onnxruntime's own classes derive from Exception alone
         name = "the model" if isinstance(model, bytes) else str(model)
         raise VeilError(
-            f"{name} could not be read as an ONNX model: {str(error).splitlines()[0]}", code="model-unreadable"
+            f"{name} could not be read as an ONNX model: {str(error).splitlines()[0]}",
+            code="model-unreadable",
         ) from error
 
 

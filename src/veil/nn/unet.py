@@ -21,7 +21,7 @@ from torchvision.models import resnet
 
 from veil.core import VeilError
 from veil.nn import onnx
-from veil.nn.image import fill
+from veil.nn.published import load_published
 
 Activation = Literal["sigmoid", "none"]
 
@@ -201,7 +201,7 @@ class UNetPlusPlus(ImageToImage):
 
         Its last stage and its classifier, which are not used here, are let be; all else must fit.
         """
-        return fill(self.encoder, state, "these are no weights of a ResNet-18", ("layer4.", "fc."))
+        return load_published(self.encoder, state, "the tensors do not fit a ResNet-18", ("layer4.", "fc."))
 
 
 class _Residual(nn.Module):

@@ -28,6 +28,7 @@ from veil.data.frames import FrameReader, square
 from veil.data.sample import narrowed
 from veil.metrics import class_mean_average_precision, top1
 from veil.nn import image, video
+from veil.nn.classifier import Classifier, ClassifierSpec
 from veil.training.config import nearest
 from veil.training.fit import Setup, rank, world_size
 from veil.training.recipe import STRICT
@@ -408,13 +409,13 @@ def setup(device: torch.device, devices: int, seed: int, *, ema: float | None = 
     )
 
 
-class Standardized(image.Network):
+class Standardized(Classifier):
     """A network that sees (x − mean) / deviation, as published weights want it; what goes in stays in [0, 1]."""
 
     mean: Tensor  # (3,)
     deviation: Tensor
 
-    def __init__(self, net: image.Network, entry: image.Net) -> None:
+    def __init__(self, net: Classifier, entry: ClassifierSpec) -> None:
         super().__init__()
         self.net, self.dim, self.last = net, net.dim, f"net.{net.last}"
         self.register_buffer("mean", torch.tensor(entry.mean))
@@ -425,11 +426,11 @@ class Standardized(image.Network):
         return (x - self.mean.view(shape)) / self.deviation.view(shape)
 
     def features(self, x: Tensor) -> Tensor:
-        """See `Network`."""
+        """See `Classifier`."""
         return self.net.features(self._seen(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """See `Network`."""
+        """See `Classifier`."""
         return self.net(self._seen(x))
 
 
@@ -443,13 +444,13 @@ def named(clips: Iterable[str], frames: Iterable[str] = ()) -> None:
                 )
 
 
-def of_clips(name: str, outputs: int, stage: DataConfig, weights: str | None = None) -> image.Network:
+def of_clips(name: str, outputs: int, stage: DataConfig, weights: str | None = None) -> Classifier:
     """A network of clips of the stage; with published weights, behind their standardisation."""
     net = video.make(name, outputs, frames=stage.length, size=stage.size, weights=weights)
     return net if weights is None else Standardized(net, video.VIDEO_NETS[name])
 
 
-def of_frames(name: str, outputs: int, stage: DataConfig, weights: str | None = None) -> image.Network:
+def of_frames(name: str, outputs: int, stage: DataConfig, weights: str | None = None) -> Classifier:
     """A network of frames of the stage; likewise."""
     net = image.make(name, outputs, size=stage.size, weights=weights)
     return net if weights is None else Standardized(net, image.IMAGE_NETS[name])
