@@ -1,9 +1,14 @@
-"""Every command and example in the README runs."""
+"""Every command and example in the README runs.
+
+A command that reads what another one writes (`--with runs/prototypes` after `veil train … -o runs/prototypes`) runs after that
+one; each runs once in all, and each has a test of its own.
+"""
 
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,34 +23,94 @@ from veil.audit.suites import SUITES
 from veil.data import synthetic
 
 README = (ROOT / "README.md").read_text()
-COMMANDS = [
-    line for block in re.findall(r"```console\n(.*?)```", README, re.S) for line in block.splitlines()
-]
+LINES = [line for block in re.findall(r"```console\n(.*?)```", README, re.S) for line in block.splitlines()]
+COMMANDS = [line for line in LINES if line.startswith("veil ")]
+PACKAGES = {"--gallery": "dlib", "veil features": "lance"}  # of extras that a command needs
+SMALLER = {  # settings with which a recipe is trained here, by its method
+    "prototypes": ("steps=3", "stage.batch=4", "stage.use.options.count=60"),
+    "recognize": ("steps=3", "options.count=60"),
+    "splavu": ("detection=none", "action.options.count=24", "neighbours=4", "warming=1", "batch=8"),
+}
 pytestmark = pytest.mark.usefixtures("drawn_once")
 
 
+def output(command: str) -> str:
+    """What a command makes: the argument of -o, or the name of a template."""
+    arguments = shlex.split(command)
+    if arguments[1:3] == ["template", "add"]:
+        return arguments[3]
+    return arguments[arguments.index("-o") + 1] if "-o" in arguments else ""
+
+
+def prerequisites(command: str) -> list[str]:
+    """The earlier commands of the README whose output this one reads."""
+    read = {part for argument in shlex.split(command) for part in argument.split(",")} - {output(command)}
+    return [earlier for earlier in COMMANDS[: COMMANDS.index(command)] if output(earlier) in read]
+
+
+def trains(command: str) -> bool:
+    """Whether a command, or one that it needs, trains a network."""
+    return command.startswith(("veil audit", "veil train")) or any(map(trains, prerequisites(command)))
+
+
+def smaller(command: str) -> list[str]:
+    """The arguments of a command, with less work than the README's reader has it do."""
+    arguments = shlex.split(command)[1:]
+    if arguments[0] == "train":
+        method = tomllib.loads((ROOT / arguments[1]).read_text())["method"]
+        settings = [word for setting in SMALLER[method] for word in ("--set", setting)]
+        return [*arguments, "--device", "cpu", *settings]
+    if arguments[0] == "audit" and "--videos" not in arguments:
+        return [*arguments, "--jobs", "1"]  # starting more processes would take longer than the work
+    return arguments
+
+
+class Reader:
+    """Runs commands of the README in one folder, each once."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._results: dict[str, subprocess.CompletedProcess[str]] = {}
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        """The result of a command, after those that it needs."""
+        if command not in self._results:
+            for earlier in prerequisites(command):
+                assert self.run(earlier).returncode == 0, f"{earlier} failed, which comes before {command}"
+            run = veil if command == COMMANDS[0] else called  # the first one as its reader runs it
+            env = {name: str(self.home / name) for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME")}
+            self._results[command] = run(*smaller(command), cwd=self.home, env=env)
+        return self._results[command]
+
+
 @pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Path:
-    """A folder with the files that the README speaks of."""
+def reader(tmp_path_factory) -> Reader:
+    """In a folder with the files that the README names."""
     home = tmp_path_factory.mktemp("home")
     clips.video(home / "visit.mp4", sample(20, (160, 120)), sound="aac")
-    (home / "ward").mkdir()
-    (home / "ward" / "one.mp4").write_bytes((home / "visit.mp4").read_bytes())
+    for folder in ("ward", "blurred"):
+        (home / folder).mkdir()
+        (home / folder / "one.mp4").write_bytes((home / "visit.mp4").read_bytes())
     Image.fromarray(sample(1)[0]).save(home / "portrait.png")
     (home / "stills").mkdir()
     Image.fromarray(sample(1)[0]).save(home / "stills" / "astronaut.png")
-    (home / "blurred").mkdir()
-    (home / "blurred" / "one.mp4").write_bytes((home / "visit.mp4").read_bytes())
     (home / "recipes").symlink_to(ROOT / "recipes")
-    added = next(command for command in COMMANDS if command.startswith("veil template add"))
-    assert (
-        called(*shlex.split(added)[1:], cwd=home, env={"XDG_DATA_HOME": str(home / "data")}).returncode == 0
-    )
-    return home
+    return Reader(home)
+
+
+@pytest.fixture
+def small_suite(monkeypatch):
+    """The quick suite and the pictures of datasets, made smaller."""
+    suite = SUITES["quick"]
+    efforts = {sees: replace(effort, steps=2, batch=4) for sees, effort in suite.efforts.items()}
+    restoring = replace(suite.restoring, steps=2, batch=4)
+    smallest = replace(suite, size=32, videos=60, efforts=efforts, restoring=restoring)
+    monkeypatch.setitem(SUITES, "quick", smallest)
+    monkeypatch.setattr(synthetic, "show", partial(synthetic.show, size=32))
 
 
 def test_set_up_is_two_commands_and_ci_calls_them():
-    assert COMMANDS[:2] == [
+    assert LINES[:2] == [
         "pip install . && veil demo",
         "pip install -e '.[dev]' && pytest -n auto --dist worksteal",
     ]
@@ -53,81 +118,36 @@ def test_set_up_is_two_commands_and_ci_calls_them():
     assert "-e '.[dev]'" in ci and "\nveil demo" in ci and "\npytest -n auto" in ci
 
 
-TRAINING = ("veil audit", "veil train")
-FEATURES = [
-    c for c in COMMANDS if c.startswith("veil features") or "splavu" in c
-]  # each needs the one before
+def test_commands_run_after_those_that_they_need():
+    needed = {command: prerequisites(command) for command in COMMANDS}
+    assert len(COMMANDS) == len(needed) > 10  # each is there once
+    assert all(needed[c] for c in COMMANDS if "--with" in c or c.startswith("veil template show"))
 
 
+@pytest.mark.usefixtures("small_suite")
 @pytest.mark.parametrize(
     "command",
-    [c for c in COMMANDS if c.startswith("veil ") and not c.startswith(TRAINING) and c not in FEATURES],
+    [pytest.param(c, marks=[pytest.mark.slow] if trains(c) else []) for c in COMMANDS],
 )
-def test_command(command, home, monkeypatch):
-    if "--with runs/prototypes" in command and not (home / "runs" / "prototypes").exists():
-        test_command_that_trains(next(c for c in COMMANDS if "prototypes-synthetic" in c), home, monkeypatch)
-    if "--with prototypes.onnx" in command and not (home / "prototypes.onnx").exists():
-        test_command(next(c for c in COMMANDS if c.startswith("veil export")), home, monkeypatch)
-    if command.startswith("veil export") and (home / "prototypes.onnx").exists():
-        return  # another test needed it before
-    data = home / ("new" if " template add " in command else "data")  # commands may run in any order
-    monkeypatch.setattr(synthetic, "show", partial(synthetic.show, size=32))
-    run = veil if command == COMMANDS[2] else called  # the first as its reader runs it
-    result = run(*shlex.split(command)[1:], cwd=home, env={"XDG_DATA_HOME": str(data)})
+def test_command(command, reader):
+    for part, package in PACKAGES.items():
+        if part in command:
+            pytest.importorskip(package, reason=f"the command needs {package}, which is not installed")
+    result = reader.run(command)
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(TRAINING) and c not in FEATURES])
-def test_command_that_trains(command, home, monkeypatch):
-    """The same command, but for the work that goes into it."""
-    if "--gallery" in command:
-        pytest.importorskip("dlib")
-    words = shlex.split(command)[1:]
-    if words[0] == "train":
-        if (home / words[-1]).exists():  # another test needed it before
-            return
-        count = "stage.use.options.count=60" if "prototypes" in command else "options.count=60"
-        words += ["--set", "steps=3", "--set", count, "--device", "cpu"]
-        words += ["--set", "stage.batch=4"] if "prototypes" in command else []
-    elif "--videos" not in words:
-        words += ["--jobs", "1"]  # to start others takes longer than what they would do
-        suite = SUITES["quick"]
-        efforts = {sees: replace(effort, steps=2, batch=4) for sees, effort in suite.efforts.items()}
-        restoring = replace(suite.restoring, steps=2, batch=4)
-        less = replace(suite, size=32, videos=60, efforts=efforts, restoring=restoring)
-        monkeypatch.setitem(SUITES, "quick", less)
-    done = called(*words, cwd=home, env={"XDG_CACHE_HOME": str(home / "cache")})
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.S)
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_python_example(code, reader):
+    done = subprocess.run([sys.executable, "-c", code], cwd=reader.home, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-def test_commands_for_features(home):
-    """One after the other; the adapter is trained on few videos, and hardly."""
-    pytest.importorskip("lance")
-    less = (
-        "detection=none",
-        "action.options.count=24",
-        "neighbours=4",
-        "warming=1",
-        "batch=8",
-    )
-    for command in FEATURES:
-        words = shlex.split(command)[1:]
-        if words[0] == "train":
-            words += ["--device", "cpu", *(word for change in less for word in ("--set", change))]
-        result = called(*words, cwd=home)
-        assert result.returncode == 0, result.stderr
-
-
-def test_python_examples(home):
-    for code in re.findall(r"```python\n(.*?)```", README, re.S):
-        done = subprocess.run([sys.executable, "-c", code], cwd=home, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-
-def test_the_picture_is_there():
-    for path in re.findall(r"!\[.*?\]\((.*?)\)", README) + re.findall(
-        r"\]\(((?:docs|bench|experiments|CONTRIBUTING)[^)]*)\)", README
-    ):
+def test_the_files_that_it_links_are_there():
+    links = re.findall(r"!?\[[^\]]*\]\((?!https?:|#)([^)#]+)", README)
+    assert links
+    for path in links:
         assert (ROOT / path).exists(), path
