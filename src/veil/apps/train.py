@@ -18,7 +18,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import distributed
 
-from veil.audit.recognition import Batches, Effort, Recognizer, Sees, fresh, validated
+from veil.audit.recognition import RecognizerInput, RecognizerSpec, TrainingBudget
+from veil.audit.recognizer_training import RecognizerBatches, new_recognizer, validate
 from veil.audit.videos import gather
 from veil.core import VeilError
 from veil.data import read as read_data
@@ -54,7 +55,7 @@ class Recognize:
 
     target: Literal["action", "identity", "attributes"] = "action"
     net: str = "small3d"
-    sees: Sees = "clips"
+    sees: RecognizerInput = "clips"
     data: str = "synthetic"
     root: str | None = None
     options: dict[str, str | int] = Field(default_factory=dict)
@@ -72,15 +73,15 @@ class Recognize:
         """See `Recipe`."""
         options = {"size": self.size} if self.data == "synthetic" else {}
         dataset = read_data(self.data, self.root, **{**options, **self.options})
-        footage = gather(dataset, None, size=self.size, frames=self.frames)
-        train, val = footage.split("train"), footage.split("val").to(device)
+        videos = gather(dataset, None, size=self.size, frames=self.frames)
+        train, val = videos.split("train"), videos.split("val").to(device)
         if self.target not in train.targets() or self.target not in val.targets():
             raise VeilError(f"the videos of {self.data} do not say {self.target}; choose another target.")
         frames, truth = train.frames.to(device), train.truth(self.target).to(device)
-        effort = Effort(steps=self.steps, batch=self.batch, lr=self.lr, length=self.length)
-        recognizer = Recognizer(self.net, self.sees)
-        trained = fresh(
-            recognizer, self.target, frames, len(train.classes(self.target)), effort, self.seed, None
+        budget = TrainingBudget(steps=self.steps, batch=self.batch, lr=self.lr, clip_length=self.length)
+        recognizer = RecognizerSpec(self.net, self.sees)
+        trained = new_recognizer(
+            recognizer, self.target, frames, len(train.classes(self.target)), budget, self.seed, None
         )
         trained.net.to(device)
         cuda = device.type == "cuda"
@@ -94,11 +95,13 @@ class Recognize:
             channels_last=cuda,
             devices=devices,
         )
-        batches = Batches(recognizer, frames, truth, effort, self.seed, mirror=self.target != "action")
+        batches = RecognizerBatches(
+            recognizer, frames, truth, budget, self.seed, mirror=self.target != "action"
+        )
         return Training(
             Phase([move], setup),
             batches,
-            lambda: {"val": validated(trained, val)[0]},
+            lambda: {"val": validate(trained, val)[0]},
             trained.net.state_dict,
             told={"mean": trained.mean.tolist(), "std": trained.std.tolist()},
         )

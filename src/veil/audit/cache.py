@@ -1,95 +1,82 @@
-"""What an audit keeps: results with their pictures, by the content that made them; whole or not at all."""
+"""The audit's cache: results, and the weights of the recognizers of raw video; never a frame.
+
+An entry is found by the fingerprints of what it was computed from (`veil.audit.provenance`). It is written whole or
+not at all. The folder is readable by its owner only, because recognizers of raw video recognise people.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, Literal
 
 from veil.audit import result as results
-from veil.audit.result import Picture, Result
-from veil.core import Anonymizer, VeilError
-from veil.data import Dataset, Sample
+from veil.audit.result import Result
+from veil.core import VeilError
+
+LAYOUT = 2  # of the entries; another number makes all of them stale
+
+Kind = Literal["result", "recognizer"]
+_SUFFIXES: dict[Kind, str] = {"result": ".json", "recognizer": ".safetensors"}
 
 
-def fingerprint(dataset: Dataset, samples: Sequence[Sample]) -> str:
-    """Names, labels and the state of the files: what makes the data this data."""
-    digest = hashlib.sha256(
-        repr((dataset.name, dataset.actions, dataset.attributes, dataset.identities)).encode()
-    )
-    for sample in samples:
-        state: tuple[int, ...] = ()
-        place = sample.path
-        while place is not None and not place.exists() and place != place.parent:
-            place = place.parent  # a picture in a zip file
-        if place is not None:
-            status = place.stat()
-            state = status.st_size, status.st_mtime_ns
-        labels = dataclasses.replace(sample, path=None)
-        digest.update(repr((labels, sample.path and sample.path.name, state)).encode())
-    return digest.hexdigest()
+def cache_folder() -> Path:
+    """Where this user's audits are cached."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "veil" / "audit"
 
 
-def told(anonymizer: Anonymizer) -> str:
-    """What makes an anonymizer this one; a file that it names, by what is in it."""
-    params = plain(anonymizer.params())
-    files = {
-        key: file_digest(v) for key, v in params.items() if isinstance(v, str | Path) and Path(v).is_file()
-    }
-    return json.dumps([type(anonymizer).__qualname__, params, files], sort_keys=True, default=str)
-
-
-def file_digest(path: str | Path) -> str:
-    """What is in a file."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def plain(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that were given."""
-    return {key: value for key, value in params.items() if value is not None}
-
-
-def keep_at(entry: Path, made: Result) -> None:
-    """Keep a result and its pictures; whole or not at all."""
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    names = ("raw", "anonymized", "restored")
-    stacks = {
-        f"{index}-{name}": picture
-        for index, p in enumerate(made.pictures)
-        for name in names
-        if (picture := getattr(p, name)) is not None
-    }
-    captions = np.array([p.caption for p in made.pictures])
-    beside = entry.with_suffix(f".{os.getpid()}.part")
-    with beside.open("wb") as file:
-        np.savez_compressed(file, captions=captions, **stacks)  # type: ignore[arg-type]
-    beside.replace(entry.with_suffix(".npz"))
-    results.save(made, beside)
-    beside.replace(entry.with_suffix(".json"))
-
-
-def kept_at(entry: Path) -> Result | None:
-    """A kept result; None where it is of no use any more."""
+def forget() -> int:
+    """Delete this user's audit cache; the number of files that it held."""
+    folder = cache_folder()
+    count = sum(path.is_file() for path in folder.rglob("*")) if folder.is_dir() else 0
     try:
-        made = results.load(entry.with_suffix(".json"))
-        with np.load(entry.with_suffix(".npz"), allow_pickle=False) as stacks:
-            pictures = tuple(
-                Picture(
-                    str(caption),
-                    stacks[f"{i}-raw"],
-                    stacks[f"{i}-anonymized"],
-                    stacks.get(f"{i}-restored"),
-                )
-                for i, caption in enumerate(stacks["captions"])
-            )
-        return replace(made, pictures=pictures)
-    except (VeilError, OSError, KeyError, ValueError):
-        return None
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise VeilError(
+            f"{folder} could not be deleted ({error.strerror}): delete it yourself.", code="cache-not-deleted"
+        ) from error
+    return count
+
+
+class AuditCache:
+    """Entries in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.chmod(0o700)  # a folder that was there already, or a umask
+        except OSError as error:
+            raise VeilError(
+                f"the cache folder {folder} could not be made ({error.strerror}): set XDG_CACHE_HOME to another one.",
+                code="cache-not-writable",
+            ) from error
+        self._folder = folder
+
+    def place(self, kind: Kind, *key: Any) -> Path:
+        """The file of the entry with this key, whether it exists or not."""
+        text = json.dumps([LAYOUT, *key], sort_keys=True, default=str)
+        return self._folder / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:32]}{_SUFFIXES[kind]}"
+
+    def discard(self, places: Iterable[Path]) -> None:
+        """Delete these entries."""
+        for place in places:
+            place.unlink(missing_ok=True)
+
+    def save(self, place: Path, result: Result) -> None:
+        """Write a result without its pictures."""
+        beside = place.with_suffix(f".{os.getpid()}.part")
+        results.save(result, beside)
+        beside.replace(place)
+
+    def load(self, place: Path) -> Result | None:
+        """A cached result, without pictures; None where there is none that can be read."""
+        try:
+            return results.load(place) if place.exists() else None
+        except VeilError:
+            return None

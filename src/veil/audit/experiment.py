@@ -1,185 +1,121 @@
-"""One trial: a fresh recognizer for one target and one seed, before raw, anonymized, restored and encoded video."""
+"""One experiment: one recognizer, one target and one seed, the unit that an audit schedules.
+
+Evaluators (`veil.audit.evaluators`) get it as their data. The recognizer of raw video is trained once for all of
+them, and cached.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
 
-import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from veil.audit.recognition import Effort, Recognizer, Trained, learn, scored
-from veil.audit.result import After, Knows, Role, Row
-from veil.audit.videos import Footage, seen_before
-from veil.metrics import Bootstrap, Score, group_accuracy, group_gap, rank1
+from veil.audit.answers import Answers
+from veil.audit.measures import MEASURES
+from veil.audit.recognition import RecognizerSpec, TrainedRecognizer, TrainingBudget
+from veil.audit.recognizer_training import train_recognizer
+from veil.audit.result import Encoding, Knowledge, Role, Row
+from veil.audit.videos import Videos
 from veil.training.fit import with_smaller_batches
 
-RAW = "raw"
+SplitVideos = dict[str, Videos]  # train, val, test
+Anonymize = Callable[[str], Videos]  # the videos of a split, as an attacker has them
 
 
-class Trial(NamedTuple):
+@dataclass(frozen=True)
+class Experiment:
     """One recognizer, one target, one seed."""
 
     role: Role
     target: str
     protocol: str
-    recognizer: Recognizer
+    recognizer: RecognizerSpec
     seed: int
-    effort: Effort
-    knows: tuple[Knows, ...]
-    weights: str | None
+    budget: TrainingBudget
+    weights: str | None  # published weights to start from
     device: str
-    kept: Path  # where the recognizer of raw video is kept
+    cached: Path  # the file of the recognizer of raw video
 
 
-class Seen(NamedTuple):
-    """The footage of one dataset: before, after, after H.264, and restored; each by split."""
+class ExperimentData:
+    """An experiment with its raw videos: what an evaluator trains and tests with."""
 
-    raw: dict[str, Footage]
-    anonymized: dict[str, Footage] | None
-    h264: dict[str, Footage] | None
-    restored: dict[str, Footage] | None
+    def __init__(self, experiment: Experiment, raw: SplitVideos):
+        self.experiment, self.raw = experiment, raw
 
+    @cached_property
+    def on_raw(self) -> TrainedRecognizer:
+        """The recognizer of raw video, from the cache where it is there."""
+        one, path = self.experiment, self.experiment.cached
+        if path.exists():
+            try:
+                return TrainedRecognizer.from_tensors(
+                    one.recognizer,
+                    one.target,
+                    load_file(path, device=one.device),
+                    one.budget,
+                    self.raw["train"],
+                    one.seed,
+                )
+            except (SafetensorError, KeyError, RuntimeError):
+                path.unlink(missing_ok=True)  # truncated, or of another version: train again
+        trained = self._train(self.raw.__getitem__, None)
+        beside = path.with_suffix(f".{os.getpid()}.part")
+        save_file(trained.tensors(), beside)
+        beside.replace(path)
+        return trained
 
-class Found(NamedTuple):
-    """One number of one trial."""
+    def train_on(self, videos: Anonymize) -> TrainedRecognizer:
+        """Train the recognizer of raw video further on other videos."""
+        return self._train(videos, self.on_raw)
 
-    method: str  # RAW, or "" for the method under audit
-    row: Row
+    def rows(
+        self,
+        trained: TrainedRecognizer,
+        videos: Anonymize,
+        knowledge: Knowledge,
+        encoding: Encoding = "8-bit",
+    ) -> list[Row]:
+        """All measures of a recognizer on the test videos."""
+        one, test = self.experiment, videos("test")
+        probabilities = trained.probabilities(test.frames)
+        train = videos("train")
+        answers = Answers(trained, one.role, one.protocol, knowledge, encoding, train, test, probabilities)
+        return [row for measure in MEASURES for row in measure(answers)]
 
+    def _train(self, videos: Anonymize, start: TrainedRecognizer | None) -> TrainedRecognizer:
+        one = self.experiment
+        budget = one.budget
+        if start is not None:
+            budget = replace(budget, steps=max(1, round(budget.adaptation * budget.steps)))
 
-def hold(trial: Trial, seen: Seen) -> list[Found]:
-    """Hold one trial; what is found on raw video is marked so."""
-    found: list[Found] = []
-    raw = _trained_on_raw(trial, seen)
-    found += [Found(RAW, row) for row in _rows(trial, raw, seen.raw, "adapted", "8-bit")]
-    if seen.anonymized is None:
-        return found
-    test = seen.anonymized
-    if "raw" in trial.knows:
-        found += [Found("", row) for row in _rows(trial, raw, test, "raw", "8-bit")]
-    if "adapted" in trial.knows:
-        adapted = _learned(trial, test, raw)
-        found += [Found("", row) for row in _rows(trial, adapted, test, "adapted", "8-bit")]
-    if seen.h264:
-        adapted = _learned(trial, seen.h264, raw)
-        found += [Found("", row) for row in _rows(trial, adapted, seen.h264, "adapted", "h264")]
-    if "restoring" in trial.knows and seen.restored and trial.role == "leakage":
-        restoring = _learned(trial, seen.restored, raw)
-        found += [Found("", row) for row in _rows(trial, restoring, seen.restored, "restoring", "8-bit")]
-    return found
-
-
-def _learned(trial: Trial, footage: dict[str, Footage], start: Trained | None = None) -> Trained:
-    effort = trial.effort
-    if start is not None:
-        effort = replace(effort, steps=max(1, round(effort.adapting * effort.steps)))
-
-    def learned(batch: int) -> Trained:
-        return learn(
-            trial.recognizer,
-            trial.target,
-            footage["train"],
-            footage["val"],
-            effort=replace(effort, batch=batch),
-            seed=trial.seed,
-            device=trial.device,
-            start=start,
-            weights=trial.weights if start is None else None,
-        )
-
-    return with_smaller_batches(learned, effort.batch)[0]
-
-
-def _trained_on_raw(trial: Trial, seen: Seen) -> Trained:
-    """The recognizer of raw video, from where it is kept if it is."""
-    path = trial.kept
-    if path.exists():
-        try:
-            tensors = load_file(path, device=trial.device)
-            return Trained.from_tensors(
-                trial.recognizer, trial.target, tensors, trial.effort, seen.raw["train"]
+        def train(batch: int) -> TrainedRecognizer:
+            return train_recognizer(
+                one.recognizer,
+                one.target,
+                videos("train"),
+                videos("val"),
+                budget=replace(budget, batch=batch),
+                seed=one.seed,
+                device=one.device,
+                start=start,
+                weights=one.weights if start is None else None,
             )
-        except (SafetensorError, KeyError, RuntimeError):
-            path.unlink(missing_ok=True)  # half of a file, or another version's: learn again
-    trained = _learned(trial, seen.raw)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f".{os.getpid()}.part")
-    save_file(trained.tensors(), beside)
-    beside.replace(path)
-    return trained
+
+        return with_smaller_batches(train, budget.batch)[0]
 
 
-def _rows(
-    trial: Trial, trained: Trained, footage: dict[str, Footage], knows: Knows, after: After
-) -> Iterator[Row]:
-    """The rows of one recognizer on the test videos: all looks, one look, groups, retrieval."""
-    test = footage["test"]
-    bootstrap = Bootstrap()
-    answers = trained.probabilities(test.frames)  # (N, looks, K)
-    score, parts = scored(trial.target, answers.mean(1), test, bootstrap)
-    weak = (
-        f"weak witness: its training loss ended at {trained.loss:.3g}, a constant answer's is {trained.constant:.3g}",
-    )
-
-    def row(
-        score: Score, by: str, role: Role = trial.role, parts: Any = parts, protocol: str = trial.protocol
-    ) -> Row:
-        return Row(
-            role=role,
-            target=trial.target,
-            by=by,
-            knows=knows,
-            after=after,
-            protocol=protocol,
-            metric=score.metric,
-            values=(score.value,),
-            chance=score.chance or 0.0,
-            n=score.n,
-            interval=score.interval,
-            train_loss=(trained.loss,),
-            parts=parts,
-            notes=(
-                *(n for n in score.notes if not n.startswith("interval:")),
-                *(weak if trained.weak else ()),
-            ),
-        )
-
-    strangers = trial.target == "identity" and not seen_before(footage["train"], test, "identity")
-    if not strangers:
-        yield row(score, str(trial.recognizer))
-    if not strangers and trial.recognizer.sees == "frames" and answers.shape[1] > 1:
-        one, one_parts = scored(trial.target, answers[:, answers.shape[1] // 2], test, bootstrap)
-        yield row(one, f"{trial.recognizer.net} on one frame", parts=one_parts)
-    groups = [sample.groups.get("gender", "") for sample in test.samples]
-    if trial.role == "utility" and len(set(groups)) > 1 and "" not in groups:
-        truth = test.truth(trial.target).numpy()
-        each = group_accuracy(answers.mean(1), truth, groups)
-        told = {name: (s.value, s.chance or 0.0) for name, s in each.items()}
-        gap = group_gap(answers.mean(1), truth, groups, bootstrap=bootstrap)
-        yield row(gap, str(trial.recognizer), "bias", told)
-    if trial.target == "identity" and any(s.groups.get("role") == "probe" for s in test.samples):
-        probes = test.of(lambda sample: sample.groups.get("role") == "probe")
-        gallery = test.of(lambda sample: sample.groups.get("role") == "gallery")
-        pair = probes, gallery if len(gallery) else footage["train"]
-        probe, shelf = (trained.features(part.frames) for part in pair)
-        ids = [part.truth("identity").numpy() for part in pair]
-        views = [np.array([s.groups.get("view", "") for s in part.samples]) for part in pair]
-        for sides in (None, (views[0], views[1])):
-            found = rank1(probe, ids[0], shelf, ids[1], views=sides, bootstrap=bootstrap)
-            yield row(found, str(trial.recognizer), parts={}, protocol=f"gait retrieval: {test.dataset}")
-
-
-def merged(rows: Iterable[Row]) -> tuple[Row, ...]:
+def merge_seeds(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Rows of several seeds as one: all values, and the mean of the interval's ends."""
     same: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        same.setdefault(row.asked, []).append(row)
+        same.setdefault(row.key, []).append(row)
     out = []
     for group in same.values():
         first = group[0]

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from veil.audit.result import KNOWLEDGE, Picture, Result, Role, Row, TradeOff
+from veil.audit.result import KNOWLEDGE, Picture, Result, Role, Row
 from veil.audit.summary import (
-    AFTER,
+    ENCODING,
     TERMS,
-    WEAK_WITNESS,
+    UNDERFITTED,
     WORDS,
     Question,
     State,
@@ -35,7 +35,6 @@ from veil.audit.summary import (
     chance_of,
     excess_of,
     facts,
-    found,
     is_raw,
     listed,
     loss,
@@ -43,6 +42,7 @@ from veil.audit.summary import (
     notes,
     percent,
     questions,
+    row_state,
     several,
     share,
     span,
@@ -50,17 +50,18 @@ from veil.audit.summary import (
     state,
     summary,
     title,
+    underfitted,
     untested,
-    weak,
     with_raw,
     word,
 )
+from veil.audit.trade_off import TradeOff
 from veil.core import Frames
 
 ROLES: dict[Role, tuple[str, str]] = {
-    "utility": ("Of use", "↑"),
-    "leakage": ("Private", "↓"),
-    "bias": ("Unequal", "↓"),
+    "utility": ("Utility", "↑"),
+    "leakage": ("Leakage", "↓"),
+    "bias": ("Bias", "↓"),
 }
 Tone = State | Literal["use"]  # a class of the style sheet
 SIGNS: dict[State, tuple[str, str]] = {
@@ -167,7 +168,7 @@ def _badge_of(result: Result) -> Html:
 
 
 def _tone(result: Result, row: Row) -> Tone:
-    return found(result, row) if row.role == "leakage" else "use"
+    return row_state(result, row) if row.role == "leakage" else "use"
 
 
 def _terms(terms: dict[str, str]) -> Html:
@@ -210,12 +211,12 @@ def _box(kind: State, head: str, lead: str, rest: Sequence[str], doubts: Sequenc
 
 def _sentences(verdict: str) -> list[str]:
     """A verdict as what counts, what is private and what is of use."""
-    return re.split(r" (?=Private: |Of use: )", verdict)
+    return re.split(r" (?=Leakage: |Utility: )", verdict)
 
 
 def _labelled(sentence: str) -> tuple[str, ...]:
     label, colon, rest = sentence.partition(": ")
-    return (tag("strong", label + colon), rest) if label in ("Private", "Of use") else (sentence,)
+    return (tag("strong", label + colon), rest) if label in ("Leakage", "Utility") else (sentence,)
 
 
 def _doubts(sentences: Sequence[str]) -> Html:
@@ -244,7 +245,7 @@ def _headlines(results: Sequence[Result]) -> list[Html]:
 
 def _card(result: Result, row: Row) -> Html:
     """One question of one method."""
-    kind = found(result, row)
+    kind = row_state(result, row)
     eyebrow = tag("p", ROLES[row.role][0], class_="eyebrow")
     return tag(
         "article",
@@ -253,7 +254,7 @@ def _card(result: Result, row: Row) -> Html:
         tag("p", percent(row.value), " ", tag("small", row.metric), class_="figure"),
         *_bar(result, row),
         tag("p", _meaning(result, row), class_="says"),
-        tag("p", f"{row.protocol} · by {row.by}, {row.knows} · n\u00a0{row.n}", class_="small"),
+        tag("p", f"{row.protocol} · by {row.by}, {row.knowledge} · n\u00a0{row.n}", class_="small"),
         class_=f"card {_tone(result, row)}",
     )
 
@@ -437,15 +438,15 @@ def _trade_off(results: Sequence[Result], off: TradeOff, key: str) -> Html:
     names = [named(results)[k][0] for k in off.which]
     results = [results[k] for k in off.which]
     numbers = "; ".join(
-        f"{name}: {off.use} {share(use)}, {off.private} {share(leak)}"
+        f"{name}: {off.utility_axis.target} {share(use)}, {off.leakage_axis.target} {share(leak)}"
         for name, use, leak in zip(names, off.utility, off.leakage, strict=True)
     )
     (no_use, raw_use), (no_leak, raw_leak) = off.utility_range, off.leakage_range
     about = (
-        f"{numbers}. Raw video: {off.use} {share(raw_use)}, {off.private} {share(raw_leak)}. "
-        f"Chance: {off.use} {share(no_use)}, {off.private} {share(no_leak)}."
+        f"{numbers}. Raw video: {off.utility_axis.target} {share(raw_use)}, {off.leakage_axis.target} {share(raw_leak)}. "
+        f"Chance: {off.utility_axis.target} {share(no_use)}, {off.leakage_axis.target} {share(no_leak)}."
     )
-    name = f"{off.use} against {off.private}"
+    name = f"{off.utility_axis.target} against {off.leakage_axis.target}"
     svg = tag(
         "svg",
         tag("title", name, id=key),
@@ -468,7 +469,10 @@ def _drawing(results: Sequence[Result], off: TradeOff, names: Sequence[str]) -> 
     """Axes, chance, front, and a labelled mark for each method and for raw, destroyed and ideal video."""
     spans = []  # of each method, use and leakage from the least to the greatest seed
     for result in results:
-        kept, lost = result.headline("utility", off.use), result.headline("leakage", off.private)
+        kept, lost = (
+            result.headline("utility", *off.utility_axis),
+            result.headline("leakage", *off.leakage_axis),
+        )
         spans.append((kept.spread if kept else (math.nan,) * 2, lost.spread if lost else (math.nan,) * 2))
     (no_use, raw_use), (no_leak, raw_leak) = off.utility_range, off.leakage_range
     x0, x1 = _range([*off.utility_range, *(end for use, _ in spans for end in use)], pad=0.09)
@@ -491,9 +495,15 @@ def _drawing(results: Sequence[Result], off: TradeOff, names: Sequence[str]) -> 
         drawn.append(line(FRAME.left, y(tick), FRAME.right, y(tick), "grid"))
         drawn.append(_text(FRAME.left - 6, y(tick) + 4, f"{tick:.0%}", "axis", text_anchor="end"))
     drawn.append(
-        _text(0, 14, _short(f"leakage: {off.private} (less is better)", 50), "axis", text_anchor="start")
+        _text(
+            0,
+            14,
+            _short(f"leakage: {off.leakage_axis.target} (less is better)", 50),
+            "axis",
+            text_anchor="start",
+        )
     )
-    use = _short(f"use: {off.use} (more is better)", 50)
+    use = _short(f"use: {off.utility_axis.target} (more is better)", 50)
     drawn.append(_text(FRAME.right, HEIGHT - 8, use, "axis", text_anchor="end"))
 
     corners = [(x(no_use), y(off.leakage[off.front[0]]))]
@@ -556,21 +566,23 @@ def _frames(results: Sequence[Result]) -> list[Html]:
     blocks = []
     alone = len(results) == 1
     for (caption, _), pictures in moments.items():
-        tiles, restored = [_tile(pictures[0][1].raw, "raw", f"{caption}: raw video")], []
+        tiles, reconstructed = [_tile(pictures[0][1].raw, "raw", f"{caption}: raw video")], []
         for name, picture in pictures:
             if name == "raw" and not alone:
                 continue
             about = f"{caption}: anonymized by {name}"
             tiles.append(_tile(picture.anonymized, "anonymized" if alone else name, about))
-            if picture.restored is not None:
-                words = "restored by the attacker" if alone else name
-                restored.append(_tile(picture.restored, words, f"{about}, then restored by the attacker"))
+            if picture.reconstructed is not None:
+                words = "reconstructed by the attacker" if alone else name
+                reconstructed.append(
+                    _tile(picture.reconstructed, words, f"{about}, then reconstructed by the attacker")
+                )
         if alone:
-            groups = [tag("div", *tiles, *restored, class_="frames few")]
+            groups = [tag("div", *tiles, *reconstructed, class_="frames few")]
         else:
             groups = [tag("div", *tiles, class_="frames")]
             head = tag("h4", "What the restoring attacker made of it")
-            groups += [head, tag("div", *restored, class_="frames")] if restored else []
+            groups += [head, tag("div", *reconstructed, class_="frames")] if reconstructed else []
         blocks.append(tag("div", tag("h3", caption), *groups, class_="moment"))
     lede = "What the attackers were shown. This page holds frames of raw video: guard it as you guard the raw video."
     return [_lede(lede), *blocks] if blocks else []
@@ -610,10 +622,10 @@ def _numbers(results: Sequence[Result]) -> list[Html]:
         for k, raw in enumerate(raws.values()):
             table = _rows(None, raw, "raw video, every row", f"raw-note-{k}")
             inner.append(_fold("h3" if alone else "h4", "The same on raw video", Html(), table))
-    knows, after = {row.knows for row in rows}, {row.after for row in rows}
-    terms = {f"knows: {key}": f"{text}." for key, text in KNOWLEDGE.items() if key in knows}
-    terms |= {f"after: {key}": f"{text}." for key, text in AFTER.items() if key in after}
-    terms["weak witness"] = WEAK_WITNESS
+    knows, after = {row.knowledge for row in rows}, {row.encoding for row in rows}
+    terms = {f"knowledge: {key}": f"{text}." for key, text in KNOWLEDGE.items() if key in knows}
+    terms |= {f"encoding: {key}": f"{text}." for key, text in ENCODING.items() if key in after}
+    terms["underfitted"] = UNDERFITTED
     return [*inner, tag("h3", "How to read the columns"), _terms(terms)]
 
 
@@ -626,7 +638,7 @@ def _fold(level: str, name: str, badge: Html, inner: Iterable[Html]) -> Html:
 def _rows(result: Result | None, rows: Sequence[Row], label: str, key: str) -> list[Html]:
     """Every row, question by question; without a result those of raw video."""
     words, numbers = (
-        ("by", "knows", "after", "metric"),
+        ("by", "knowledge", "encoding", "metric"),
         ("95% interval", "n", "chance", "raw", "excess", "train loss"),
     )
     head = [tag("th", name, scope="col") for name in words]
@@ -653,11 +665,11 @@ def _row(result: Result | None, row: Row, counts: bool, remarks: Sequence[str], 
     seeds = tag("small", f" [{spread(row)}]") if len(row.values) > 1 else ""
     numbers = span(row.interval), str(row.n), share(chance_of(row)), share(raw.value if raw else None)
     left = share(excess_of(result, row)) if result else "–"
-    flag = tag("span", " weak witness", class_="flag") if weak(row) else ""
+    flag = tag("span", " underfitted", class_="flag") if underfitted(row) else ""
     return tag(
         "tr",
         tag("th", row.by, *marks, _hidden(" (counts)") if counts else "", scope="row"),
-        *(tag("td", text, class_="nowrap") for text in (row.knows, row.after, row.metric)),
+        *(tag("td", text, class_="nowrap") for text in (row.knowledge, row.encoding, row.metric)),
         tag("td", tag("span", share(row.value), class_="value"), seeds, class_="num"),
         *(tag("td", text, class_="num") for text in (*numbers, left)),
         tag("td", loss(row), flag, class_="num"),

@@ -23,7 +23,7 @@ from veil.data import Dataset, Sample
 from veil.nn import weights
 from veil.people import templates
 
-EVALUATION = ("veil.audit.experiment", "veil.audit.reconstruction", "veil.audit.videos")  # run by every audit
+EVALUATION = ("veil.audit.evaluators",)  # the code that every audit runs
 RENDERED = 3  # samples without a file whose frames are hashed
 _SHIPPED = (".onnx", ".safetensors", ".png", ".npz")
 

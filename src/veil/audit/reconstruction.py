@@ -1,11 +1,11 @@
-"""The restoring attacker's first step: learn from pairs of raw and anonymized frames to undo the anonymizer.
+"""The first step of the reconstruction attacker: train on pairs of raw and anonymized frames to invert the anonymizer.
 
-Two ways are tried, and the one that comes nearer to the raw validation frames is taken:
+Two models are trained, and the one that comes nearer to the raw validation frames is used:
 
-*local*    a small U-shaped network, raw ≈ x + g(x): undoes blur, noise, pixels, colours, whatever can be guessed
-           from the surroundings.
-*keyed*    raw[p] ≈ a[p] · x[m(p)] + b[p] for each place p: undoes what a fixed key did (pixels or blocks moved about,
-           inverted, scaled), which no local network can. m(p) is the place that correlates best with p.
+*local*    a small U-Net, raw ≈ x + g(x): inverts blur, noise, large pixels and colour changes, as far as the
+           surroundings allow.
+*keyed*    raw[p] ≈ a[p] · x[m(p)] + b[p] for each pixel p: inverts a fixed key (pixels or blocks permuted,
+           inverted, scaled), which no local network can. m(p) is the pixel that correlates best with p.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from veil.audit.videos import Footage
+from veil.audit.videos import Videos
 from veil.training.fit import LRSchedule, Setup, Step, fit
 
 PAIRS = 2048  # frames from which a key is found
-AT_ONCE = 256  # frames restored together
+FRAME_BATCH = 256  # frames reconstructed together
 
 
 @dataclass(frozen=True)
-class Restoring:
-    """How much work goes into a restorer."""
+class ReconstructionBudget:
+    """How much a reconstructor is trained."""
 
     steps: int = 600
     batch: int = 32
@@ -35,8 +35,8 @@ class Restoring:
     width: int = 24
 
 
-class Local(nn.Module):
-    """A U-shaped network over frames ``(B, 3, H, W)`` in [0, 1] that adds what is missing."""
+class LocalReconstruction(nn.Module):
+    """A small U-Net over frames ``(B, 3, H, W)`` in [0, 1] with a residual connection."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -48,7 +48,7 @@ class Local(nn.Module):
         nn.init.zeros_(self.last.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The restored frames ``(B, 3, H, W)``."""
+        """The reconstructed frames ``(B, 3, H, W)``."""
         kept = [self.first(x - 0.5)]
         for down in self.down:
             kept.append(down(kept[-1]))
@@ -60,8 +60,8 @@ class Local(nn.Module):
         return x + self.last(out)
 
 
-class Keyed(nn.Module):
-    """One place of the anonymized frame, scaled and shifted, for each place of the raw one."""
+class KeyedReconstruction(nn.Module):
+    """One pixel of the anonymized frame, scaled and shifted, for each pixel of the raw one."""
 
     def __init__(self, raw: Tensor, x: Tensor):
         """Find the key in pairs of frames ``(M, 3, H, W)`` in [0, 1]."""
@@ -75,57 +75,57 @@ class Keyed(nn.Module):
         self.match, self.scale, self.shift = match, scale, mean_r - scale * mean_x
 
     def forward(self, x: Tensor) -> Tensor:
-        """The restored frames ``(B, 3, H, W)``."""
+        """The reconstructed frames ``(B, 3, H, W)``."""
         out = x.flatten(2)[:, :, self.match] * self.scale + self.shift
         return out.view(x.shape)
 
 
-class Restorer:
-    """What undoes an anonymizer best."""
+class Reconstructor:
+    """The better of the two models."""
 
-    def __init__(self, how: str, net: nn.Module, error: float, before: float, device: torch.device):
-        self.how, self._net, self._device = how, net, device
+    def __init__(self, kind: str, net: nn.Module, error: float, before: float, device: torch.device):
+        self.kind, self._net, self._device = kind, net, device
         self.error, self.before = (
             error,
             before,
         )  # mean absolute error to raw on validation frames, with and without
 
     @torch.no_grad()
-    def __call__(self, footage: Footage) -> Footage:
-        """The footage restored, in 8 bits."""
-        frames = footage.frames
+    def __call__(self, videos: Videos) -> Videos:
+        """The reconstructed videos, in 8 bits."""
+        frames = videos.frames
         flat = frames.flatten(0, 1)
-        out = [to_bytes(self._net(to_float(part.to(self._device)))) for part in flat.split(AT_ONCE)]
-        return replace(footage, frames=torch.cat(out).to(frames.device).view(frames.shape))
+        out = [to_bytes(self._net(to_float(part.to(self._device)))) for part in flat.split(FRAME_BATCH)]
+        return replace(videos, frames=torch.cat(out).to(frames.device).view(frames.shape))
 
 
-def learn_restorer(
-    raw: tuple[Footage, Footage],
-    anonymized: tuple[Footage, Footage],
-    how: Restoring,
+def train_reconstructor(
+    raw: tuple[Videos, Videos],
+    anonymized: tuple[Videos, Videos],
+    budget: ReconstructionBudget,
     *,
     seed: int = 0,
     device: torch.device | str = "cpu",
-) -> Restorer:
-    """Learn from the training videos, choose on the validation videos; each argument is (train, val)."""
+) -> Reconstructor:
+    """Train on the training videos, choose on the validation videos; each argument is (train, val)."""
     device = torch.device(device)
     (right, right_val), (seen, seen_val) = (
-        [footage.frames.flatten(0, 1) for footage in pair] for pair in (raw, anonymized)
+        [videos.frames.flatten(0, 1) for videos in pair] for pair in (raw, anonymized)
     )
     some = torch.linspace(0, len(right) - 1, min(PAIRS, len(right))).long()
-    keyed = Keyed(to_float(right[some].to(device)), to_float(seen[some].to(device)))
+    keyed = KeyedReconstruction(to_float(right[some].to(device)), to_float(seen[some].to(device)))
     torch.manual_seed(seed)
-    local = Local(how.width).to(device)
+    local = LocalReconstruction(budget.width).to(device)
 
     def loss(batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-        return {"restored": F.l1_loss(local(batch[1]).float(), batch[0])}
+        return {"reconstruction": F.l1_loss(local(batch[1]).float(), batch[0])}
 
-    plan = LRSchedule(warmup=how.steps // 20, shape="cosine", updates=how.steps, floor=0.01)
+    plan = LRSchedule(warmup=budget.steps // 20, shape="cosine", updates=budget.steps, floor=0.01)
     cuda = device.type == "cuda"
     setup = Setup(seed=seed, precision="bf16" if cuda else "fp32", clip=1.0, channels_last=cuda)
     for _ in fit(
-        [Step("restore", (local,), loss, how.lr, schedule=plan)],
-        _pairs(right, seen, how, seed, device),
+        [Step("reconstruct", (local,), loss, budget.lr, schedule=plan)],
+        _pairs(right, seen, budget, seed, device),
         setup,
     ):
         pass
@@ -135,7 +135,7 @@ def learn_restorer(
     tried = {"local": local, "keyed": keyed}
     errors = {name: _error(net, given, truth) for name, net in tried.items()}
     best = min(errors, key=lambda name: errors[name])
-    return Restorer(best, tried[best], errors[best], _error(nn.Identity(), given, truth), device)
+    return Reconstructor(best, tried[best], errors[best], _error(nn.Identity(), given, truth), device)
 
 
 def to_float(frames: Tensor) -> Tensor:
@@ -149,17 +149,17 @@ def to_bytes(frames: Tensor) -> Tensor:
 
 
 def _pairs(
-    raw: Tensor, seen: Tensor, how: Restoring, seed: int, device: torch.device
+    raw: Tensor, seen: Tensor, budget: ReconstructionBudget, seed: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    dice = torch.Generator().manual_seed(seed)
-    for _ in range(how.steps):
-        rows = torch.randint(len(raw), (min(how.batch, len(raw)),), generator=dice).to(raw.device)
+    rng = torch.Generator().manual_seed(seed)
+    for _ in range(budget.steps):
+        rows = torch.randint(len(raw), (min(budget.batch, len(raw)),), generator=rng).to(raw.device)
         yield to_float(raw[rows].to(device)), to_float(seen[rows].to(device))
 
 
 @torch.no_grad()
 def _error(net: nn.Module, given: Tensor, truth: Tensor) -> float:
-    parts = zip(given.split(AT_ONCE), truth.split(AT_ONCE), strict=True)
+    parts = zip(given.split(FRAME_BATCH), truth.split(FRAME_BATCH), strict=True)
     return torch.cat([(net(x).clamp(0, 1) - y).abs().mean((1, 2, 3)) for x, y in parts]).mean().item()
 
 

@@ -1,27 +1,23 @@
-"""Who is it? Faces or bodies in videos, compared with stills of known people by a published embedding.
+"""Re-identification: faces or bodies in videos, compared with stills of known people by a published embedding.
 
-The attacker knows nothing of the anonymizer, but has a *gallery* (stills with names), an *embedder*, and frames.
-A *probe* is one face or body in one frame. It is *recognised* where the right person of the gallery is the
-nearest and nearer than the embedder's threshold, and *mistaken* where a wrong one is. *Rank-1* asks for the
-nearest only: it is the closed question "which of these?".
+The attacker has a *gallery* (stills with names), an *embedder* and frames, but no access to the anonymizer.
+A *probe* is one face or body in one frame. It is *recognised* where the right person of the gallery is the nearest and
+nearer than the embedder's threshold, and *mistaken* where a wrong one is. *Rank-1* is the closed-set question: is the
+right person the nearest?
 
-`compare_folders` judges the output of any tool by the raw videos it was made of. Raw video says who is where;
-then the anonymized frame is attacked at whatever the detector still finds in it *and* at the place where raw
-video showed somebody, for that a detector fails does not make a face unrecognisable.
+`compare_folders` evaluates the output of any tool by the raw videos it was made from. Raw video gives the identities
+and their places; then the anonymized frame is attacked at every detection in it *and* at the places of the raw
+detections, because a face can be recognisable where a detector fails.
 
-An attacker also tries each place a little *softened*: the edges of large pixels confuse an embedding, though
-anybody who screws up their eyes sees the face. The nearest of the attempts is believed, since nobody knows which
-of them is right.
+Each place is also attacked slightly blurred: the edges of large pixels confuse an embedding, though people recognise
+the face when they squint. The nearest of the attempts counts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,58 +26,23 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from veil.core import Box, Frames, VeilError
-from veil.media.inputs import is_image, is_video
-from veil.media.sources import open_source
-from veil.media.video import VideoSource
+from veil.audit.gallery import Floats, Gallery, Ints, read_gallery
+from veil.audit.video_pairs import VideoPair, compare_pixels, find_pairs, frame_pairs, frames_of, length_of
+from veil.core import Box, Frames, Progress, VeilError
 from veil.metrics import Bootstrap, Resampling, Score
 from veil.people.boxes import closeness
-from veil.people.faces import Embedder, FaceEmbedder, Seen
+from veil.people.faces import Embedder, FaceEmbedder
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.intp]
-Progress = Callable[[int, int | None], None]  # frames done, frames in all (None: unknown)
-
-EVERY = 5  # of how many frames one is attacked
+EVERY = 5  # one in this many frames is attacked
 # Widths of a Gaussian, of the side of a face. On 210 faces of some 45 pixels in blocks of 4 they take rank-1 from
-# 0.52 to 0.94 and those recognised from 49 to 116; behind black they find nobody.
+# 0.52 to 0.94 and those recognised from 49 to 116; behind black they recognise nobody.
 SOFTENED = (0.02, 0.06)
-# Levels of 255 in luma, root mean square over 8 x 8 pixels: a frame that nowhere differs by more was left as it
-# was. Untouched videos encoded anew stay below 15.6 up to a crf of 23 (there their PSNR is down to 35 dB, so that
-# PSNR cannot tell); a blur of 5 pixels on a face makes 17 and more, blocks of 4 pixels 25 and more (four real
-# videos, and the demo's).
-_UNTOUCHED = 16.0
-_CHANGED = 16  # levels by which a pixel must differ in some colour to count as changed
-_STILL_SIDE = 1600  # stills are shrunk to this: a face in them is still large
-_CLEAR = 0.2  # how sure a detector must be of somebody in a still
-_APART = 2.0  # how many times larger the person of a still must be (in area) than anybody else in it
-_SAME_PLACE = 0.5  # closeness from which what is found in the anonymized frame is what raw shows there
+_SAME_PLACE = 0.5  # closeness from which a detection in the anonymized frame belongs to a raw one
 _TIE = 1e-9
 
 
-@dataclass(frozen=True, eq=False)
-class Gallery:
-    """Known people: who an attacker looks for."""
-
-    names: tuple[str, ...]
-    embeddings: Floats  # (N, D)
-    whose: Ints  # (N,) indices into names
-    notes: tuple[str, ...] = ()
-
-    def distances(self, seen: Sequence[Seen]) -> Floats:
-        """From each of those seen to each person, ``(P, len(names))``: to the nearest of that person's stills."""
-        if not seen:
-            return np.zeros((0, len(self.names)))
-        probes = np.stack([one.embedding for one in seen]).astype(np.float64)
-        if probes.shape[1] != self.embeddings.shape[1]:
-            sizes = f"{self.embeddings.shape[1]} and {probes.shape[1]}"
-            raise ValueError(f"gallery and probes come from different embedders: of {sizes} dimensions")
-        each = np.linalg.norm(probes[:, None] - self.embeddings, axis=2)  # (P, N)
-        return np.stack([each[:, self.whose == k].min(axis=1) for k in range(len(self.names))], axis=1)
-
-
 @dataclass(frozen=True)
-class Identified:
+class IdentificationCounts:
     """How often people of a gallery were recognised in a set of videos."""
 
     videos: int
@@ -101,29 +62,15 @@ class Identified:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A raw video and what a tool made of it, frame by frame."""
-
-    name: str
-    frames: int
-    width: int
-    height: int
-    unchanged: (
-        int  # frames left as they were, a leak by itself; an encoder that loses much hides some of them
-    )
-    changed: float  # the mean share of pixels that differ visibly
-
-
-@dataclass(frozen=True)
 class Comparison:
     """What a tool's output still tells about people, beside what the raw videos told."""
 
     names: tuple[str, ...]  # of the gallery
     threshold: float
     every: int
-    pairs: tuple[Pair, ...]
-    raw: Identified  # its probes are all faces found; recognised are those that have a name
-    anonymized: Identified  # its probes are those that were recognised in raw video
+    pairs: tuple[VideoPair, ...]
+    raw: IdentificationCounts  # its probes are all faces found; recognised are those that have a name
+    anonymized: IdentificationCounts  # its probes are those that were recognised in raw video
     notes: tuple[str, ...] = ()
 
     @property
@@ -147,42 +94,14 @@ class Comparison:
         return _plain(sums | dataclasses.asdict(self))
 
 
-class _Look(NamedTuple):
-    """One frame as the attacker sees it."""
+class _FrameProbes(NamedTuple):
+    """The probes of one frame."""
 
     video: int
     detected: bool
     distances: Floats  # (P, names), one row a probe
     truth: Ints | None  # (P,) who it is
     recognised: bool
-
-
-def read_gallery(folder: str | Path, embed: Embedder) -> Gallery:
-    """The people in a folder of stills: ``NAME.jpg``, ``NAME_2.jpg``, ``NAME3.jpg`` and all in ``NAME/`` are one.
-
-    A still shows one person, or one who is much larger than the others. Where it is not clear who is meant, the
-    still is left out, and a note says so.
-    """
-    folder = Path(folder)
-    names: dict[str, int] = {}
-    vectors, whose, notes = [], [], []
-    for path in _files(folder, images_only=True):
-        inside = path.relative_to(folder)
-        name = inside.parts[0] if len(inside.parts) > 1 else _person(path)
-        seen = [one for one in embed(_still(path)) if one.score >= _CLEAR]
-        if not seen:
-            raise VeilError(f"nobody can be found in the still {path}: use another one, or take it away.")
-        best = max(one.score for one in seen)
-        seen = sorted((one for one in seen if one.score >= best / 2), key=_area, reverse=True)
-        if len(seen) > 1 and _area(seen[0]) < _APART * _area(seen[1]):
-            notes.append(f"the still {inside} is left out: it shows {len(seen)} people, none much larger")
-            continue
-        vectors.append(seen[0].embedding)
-        whose.append(names.setdefault(name, len(names)))
-    if not vectors:
-        raise VeilError(f"no still in {folder} shows one person alone: use a still for each person.")
-    gallery = Gallery(tuple(names), np.stack(vectors).astype(np.float64), np.array(whose, np.intp))
-    return dataclasses.replace(gallery, notes=(*notes, *_doubts(gallery, embed.threshold)))
 
 
 def identify(
@@ -195,7 +114,7 @@ def identify(
     softened: Sequence[float] = SOFTENED,
     bootstrap: Resampling = Bootstrap(),
     progress: Progress | None = None,
-) -> Identified:
+) -> IdentificationCounts:
     """Look for the people of a gallery in every `every`-th frame of some videos.
 
     videos    files, or frames ``(T, H, W, 3)``
@@ -206,21 +125,21 @@ def identify(
     """
     _check_every(every)
     labels = [str(i) if isinstance(v, np.ndarray) else Path(v).stem for i, v in enumerate(videos)]
-    who = None if truth is None else [_index(truth, label, gallery) for label in labels]
-    tick = _Ticker([_length(video) for video in videos], progress)
-    looks = []
+    identities = None if truth is None else [_index(truth, label, gallery) for label in labels]
+    tick = _Ticker([length_of(video) for video in videos], progress)
+    frames_seen = []
     for index, video in enumerate(videos):
-        for at, frame in enumerate(_each(video)):
+        for at, frame in enumerate(frames_of(video)):
             if at % every == 0:
                 seen = embed(frame)
                 boxes = [one.box for one in seen]
                 distances = gallery.distances(seen)
                 distances = np.minimum(distances, _soft_distances(frame, boxes, gallery, embed, softened))
-                right = None if who is None else np.full(len(seen), who[index])
-                good, _ = _judged(distances, right, embed.threshold)
-                looks.append(_Look(index, bool(seen), distances, right, bool(good.any())))
+                right = None if identities is None else np.full(len(seen), identities[index])
+                good, _ = _matched(distances, right, embed.threshold)
+                frames_seen.append(_FrameProbes(index, bool(seen), distances, right, bool(good.any())))
             tick()
-    return _summary(looks, len(videos), gallery, embed.threshold, who is not None, bootstrap)
+    return _summary(frames_seen, len(videos), gallery, embed.threshold, identities is not None, bootstrap)
 
 
 def compare_folders(
@@ -245,16 +164,16 @@ def compare_folders(
     does not tell is no leak of the anonymized one.
     """
     _check_every(every)
-    files = paired(Path(raw), Path(anonymized))
+    files = find_pairs(Path(raw), Path(anonymized))
     embed = embed or FaceEmbedder()
     known = gallery if isinstance(gallery, Gallery) else read_gallery(gallery, embed)
-    tick = _Ticker([_length(path) for _, path, _ in files] * 2, progress)
-    pairs = tuple(_compare(*pair, tick) for pair in files)
+    tick = _Ticker([length_of(path) for _, path, _ in files] * 2, progress)
+    pairs = tuple(compare_pixels(*pair, tick) for pair in files)
     tick.total = 2 * tick.done  # now it is known, whatever the containers say
-    before: list[_Look] = []
-    after: list[_Look] = []
+    before: list[_FrameProbes] = []
+    after: list[_FrameProbes] = []
     for index, (_, ours, theirs) in enumerate(files):
-        for at, (frame, veiled) in enumerate(_side_by_side(ours, theirs)):
+        for at, (frame, veiled) in enumerate(frame_pairs(ours, theirs)):
             if at % every == 0:
                 was, looked = _attack(index, frame, veiled, known, embed, softened)
                 before.append(was)
@@ -276,12 +195,12 @@ def _attack(
     gallery: Gallery,
     embed: Embedder,
     softened: Sequence[float],
-) -> tuple[_Look, _Look]:
+) -> tuple[_FrameProbes, _FrameProbes]:
     """A raw frame and its anonymized form as the attacker sees them."""
     seen = embed(raw)
     distances = gallery.distances(seen)
-    named, _ = _judged(distances, None, embed.threshold)
-    before = _Look(video, bool(seen), distances, None, bool(named.any()))
+    named, _ = _matched(distances, None, embed.threshold)
+    before = _FrameProbes(video, bool(seen), distances, None, bool(named.any()))
     places = [one.box for one, is_named in zip(seen, named, strict=True) if is_named]
     truth = distances[named].argmin(axis=1)
 
@@ -295,10 +214,10 @@ def _attack(
         owner = np.where(fits.max(axis=1) >= _SAME_PLACE, fits.argmax(axis=1), -1)
     for place in range(len(places)):
         forced[place] = np.minimum(forced[place], elsewhere[owner == place].min(axis=0, initial=np.inf))
-    right, _ = _judged(forced, truth, embed.threshold)
-    strays, _ = _judged(elsewhere[owner < 0], None, embed.threshold)
+    right, _ = _matched(forced, truth, embed.threshold)
+    strays, _ = _matched(elsewhere[owner < 0], None, embed.threshold)
     met = np.isin(elsewhere[owner < 0][strays].argmin(axis=1), truth)
-    return before, _Look(video, bool(found), forced, truth, bool(right.any() or met.any()))
+    return before, _FrameProbes(video, bool(found), forced, truth, bool(right.any() or met.any()))
 
 
 def _soft_distances(
@@ -318,7 +237,7 @@ def _soft_distances(
     return nearest
 
 
-def _judged(
+def _matched(
     distances: Floats, truth: Ints | None, threshold: float
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Which probes are recognised and which are mistaken, ``(P,)`` each."""
@@ -328,27 +247,29 @@ def _judged(
 
 
 def _summary(
-    looks: Sequence[_Look],
+    frames_seen: Sequence[_FrameProbes],
     videos: int,
     gallery: Gallery,
     threshold: float,
     known: bool,
     bootstrap: Resampling,
-) -> Identified:
-    distances = np.concatenate([np.zeros((0, len(gallery.names))), *(look.distances for look in looks)])
-    video = np.repeat([look.video for look in looks], [len(look.distances) for look in looks]).astype(np.intp)
-    truths = [look.truth for look in looks if look.truth is not None]
+) -> IdentificationCounts:
+    distances = np.concatenate([np.zeros((0, len(gallery.names))), *(look.distances for look in frames_seen)])
+    video = np.repeat(
+        [look.video for look in frames_seen], [len(look.distances) for look in frames_seen]
+    ).astype(np.intp)
+    truths = [look.truth for look in frames_seen if look.truth is not None]
     truth = np.concatenate([np.zeros(0, np.intp), *truths]) if known else None
-    right, wrong = _judged(distances, truth, threshold)
-    return Identified(
+    right, wrong = _matched(distances, truth, threshold)
+    return IdentificationCounts(
         videos=videos,
-        frames=len(looks),
-        frames_with_detection=sum(look.detected for look in looks),
+        frames=len(frames_seen),
+        frames_with_detection=sum(look.detected for look in frames_seen),
         probes=len(distances),
         recognised=int(right.sum()),
         mistaken=int(wrong.sum()),
-        frames_recognised=sum(look.recognised for look in looks),
-        videos_recognised=len({look.video for look in looks if look.recognised}),
+        frames_recognised=sum(look.recognised for look in frames_seen),
+        videos_recognised=len({look.video for look in frames_seen if look.recognised}),
         rank1=None if truth is None else _rank1(distances, truth, video, gallery.names, bootstrap),
         notes=gallery.notes,
     )
@@ -383,168 +304,27 @@ def _rank1(distances: Floats, truth: Ints, video: Ints, names: Sequence[str], bo
     return Score("rank-1", float(credit.mean()), n, chance, "lower", interval, notes)
 
 
-def _compare(name: str, raw: Path, anonymized: Path, tick: Callable[[], None]) -> Pair:
-    """How much of a video was changed."""
-    frames = unchanged = 0
-    changed, size = 0.0, (0, 0)
-    for one, other in _side_by_side(raw, anonymized):
-        size = one.shape[1], one.shape[0]
-        red, green, blue = cv2.split(cv2.absdiff(one, other))
-        luma = cv2.cvtColor(one, cv2.COLOR_RGB2GRAY).astype(np.float32)
-        luma -= cv2.cvtColor(other, cv2.COLOR_RGB2GRAY)
-        blocks = max(1, size[0] // 8), max(1, size[1] // 8)
-        worst = float(cv2.resize(luma * luma, blocks, interpolation=cv2.INTER_AREA).max()) ** 0.5
-        frames += 1
-        unchanged += worst < _UNTOUCHED
-        changed += float((cv2.max(cv2.max(red, green), blue) > _CHANGED).mean())
-        tick()
-    return Pair(name, frames, *size, unchanged, changed / frames)
-
-
-def _side_by_side(raw: Path, anonymized: Path) -> Iterator[tuple[Frames, Frames]]:
-    """The frames of two videos that must fit: as many, of one size."""
-    with closing(open_source(raw)) as one, closing(open_source(anonymized)) as other:
-        width, height = one.info.width, one.info.height
-        got = other.info.width, other.info.height
-        even = (
-            width + width % 2,
-            height + height % 2,
-        )  # a column or a row was repeated, as most encoders need it
-        if got not in ((width, height), even):
-            sizes = f"{width} × {height} and {got[0]} × {got[1]}"
-            raise VeilError(f"{raw} and {anonymized} are no pair: they measure {sizes} pixels.")
-        ours, theirs = _of(one), _of(other)
-        count = 0
-        for frame in ours:
-            veiled = next(theirs, None)
-            if veiled is None:
-                raise _uneven(raw, anonymized, count + 1 + sum(1 for _ in ours), count)
-            count += 1
-            yield frame, veiled[:height, :width]
-        if rest := sum(1 for _ in theirs):
-            raise _uneven(raw, anonymized, count, count + rest)
-
-
-def _uneven(raw: Path, anonymized: Path, ours: int, theirs: int) -> VeilError:
-    return VeilError(f"{raw} and {anonymized} are no pair: they hold {ours} and {theirs} frames.")
-
-
-def paired(raw: Path, anonymized: Path) -> list[tuple[str, Path, Path]]:
-    """Each raw file with its anonymized form, by their place below the folders and their name up to its ending."""
-    if raw.is_file() and anonymized.is_file():
-        return [(raw.stem, raw, anonymized)]
-    ours = _files(raw)
-    kinds = {
-        is_image(path) for path in ours
-    }  # what there is no raw form of, such as a preview, is nobody's pair
-    by_stem: dict[tuple[str, bool], list[Path]] = defaultdict(list)
-    for path in _files(anonymized):
-        if is_image(path) in kinds:
-            by_stem[str(path.relative_to(anonymized).with_suffix("")), is_image(path)].append(path)
-    pairs, lonely, taken = [], [], dict[Path, Path]()
-    for path in ours:
-        inside = path.relative_to(raw)
-        stem = str(inside.with_suffix(""))
-        whole = by_stem.get((str(inside), is_image(path)))  # a.avi and a.mov became a.avi.mp4 and a.mov.mp4
-        found = whole or by_stem.get((stem, is_image(path)), [])
-        if not found:
-            lonely.append(str(path))
-            continue
-        twice = found[1:2] or [p for p in [taken.get(found[0])] if p]
-        if twice:
-            raise VeilError(
-                f"{path}, {found[0]} and {twice[0]} share a name: it is not clear which are a pair."
-            )
-        taken[found[0]] = path
-        pairs.append((str(inside) if whole else stem, path, found[0]))
-    lonely += [str(path) for paths in by_stem.values() for path in paths if path not in taken]
-    if lonely:
-        more = f" and {len(lonely) - 3} more" if len(lonely) > 3 else ""
-        said = (
-            f"{', '.join(lonely[:3])}{more} have no partner"
-            if len(lonely) > 1
-            else f"{lonely[0]} has no partner"
-        )
-        raise VeilError(f"{said} of the same name in the other folder ({raw}, {anonymized}).")
-    return pairs
-
-
-def _files(folder: Path, *, images_only: bool = False) -> list[Path]:
-    """The videos and stills below a folder, except hidden ones; at least one."""
-    what = "still" if images_only else "video and no still"
-    if not folder.is_dir():
-        problem = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise VeilError(f"{folder} {problem}: name a folder.")
-    found = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if (is_image(path) or (is_video(path) and not images_only))
-        and path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
-    if not found:
-        raise VeilError(f"the folder {folder} holds no {what}: name a folder that does.")
-    return found
-
-
-def _person(still: Path) -> str:
-    """The name before a number at the end: obama, obama2, obama_3 and obama (4) are one person."""
-    return re.sub(r"[\s_.(-]*\d+\)?$", "", still.stem) or still.stem
-
-
-def _still(path: Path) -> Frames:
-    image = next(_each(path))
-    scale = _STILL_SIDE / max(image.shape[:2])
-    if scale < 1:
-        image = np.asarray(
-            cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA), np.uint8
-        )
-    return image
-
-
-def _area(seen: Seen) -> float:
-    x0, y0, x1, y1 = seen.box
-    return (x1 - x0) * (y1 - y0)
-
-
-def _doubts(gallery: Gallery, threshold: float) -> list[str]:
-    """What is odd about a gallery: one name for several people, or several names for one."""
-    each = np.linalg.norm(gallery.embeddings[:, None] - gallery.embeddings, axis=2)
-    np.fill_diagonal(each, np.inf)
-    notes = []
-    for k, name in enumerate(gallery.names):
-        own = each[np.ix_(gallery.whose == k, gallery.whose == k)]
-        if len(own) > 1 and own.min(axis=1).max() >= threshold:
-            notes.append(f"the stills of {name} look like several people: use a folder for each person")
-        for other in range(k):
-            if each[np.ix_(gallery.whose == k, gallery.whose == other)].min() < threshold:
-                notes.append(f"{gallery.names[other]} and {name} look alike: one may be taken for the other")
-    return notes
-
-
 def _index(truth: Mapping[str, str], label: str, gallery: Gallery) -> int:
     if label not in truth:
-        raise VeilError(f"nothing says who is seen in the video {label}: name the person.")
+        raise VeilError(f"the identity in the video {label} is not given: name it.", code="identity-missing")
     if truth[label] not in gallery.names:
         known = ", ".join(gallery.names[:5])
-        raise VeilError(f"{truth[label]}, who is seen in the video {label}, is not in the gallery ({known}).")
+        raise VeilError(
+            f"{truth[label]}, the identity in the video {label}, is not in the gallery ({known}): add a still.",
+            code="identity-unknown",
+        )
     return gallery.names.index(truth[label])
 
 
 def _check_every(every: int) -> None:
     if every < 1:
-        raise VeilError(f"every={every} makes no sense: look at every frame (1), or every so many.")
-
-
-def _length(video: str | Path | Frames) -> int | None:
-    if isinstance(video, np.ndarray):
-        return len(video)
-    with closing(open_source(video)) as source:
-        return source.info.frames
+        raise VeilError(
+            f"every={every} is not a step: use 1 for every frame, n for every n-th.", code="every-invalid"
+        )
 
 
 class _Ticker:
-    """Counts frames and tells the progress."""
+    """Counts frames and reports the progress."""
 
     def __init__(self, lengths: Sequence[int | None], progress: Progress | None) -> None:
         known = [n for n in lengths if n is not None]
@@ -555,20 +335,6 @@ class _Ticker:
         self.done += 1
         if self._progress:
             self._progress(self.done, None if self.total is None else max(self.done, self.total))
-
-
-def _each(video: str | Path | Frames) -> Iterator[Frames]:
-    """The frames of a video, one by one."""
-    if isinstance(video, np.ndarray):
-        yield from video
-        return
-    with closing(open_source(video)) as source:
-        yield from _of(source)
-
-
-def _of(source: VideoSource) -> Iterator[Frames]:
-    for window in source.windows():
-        yield from window.frames
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What an audit found, written for people and for programs: a page, a text for papers, and plain data.
+"""The report of an audit, for people and for programs: HTML, Markdown and JSON.
 
-`audit.html` says first what a data-protection officer needs (the verdict and why to doubt it), then what a researcher
-needs (every row, and how it was measured); `audit.md` says the same in tables; `audit.json` holds all of it.
+`audit.html` begins with what a data-protection officer needs (the verdict and why to doubt it), then what a researcher
+needs (every row, and how it was measured); `audit.md` has the same in tables; `audit.json` holds all of it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from veil.audit.html import page
-from veil.audit.result import KNOWLEDGE, Result, TradeOff, trade_offs
+from veil.audit.result import KNOWLEDGE, Result
 from veil.audit.summary import (
-    WEAK_WITNESS,
+    UNDERFITTED,
     best,
     cautions,
     cells,
@@ -37,16 +37,17 @@ from veil.audit.summary import (
     spread,
     summary,
     title,
+    underfitted,
     untested,
-    weak,
     with_raw,
     word,
 )
+from veil.audit.trade_off import TradeOff, trade_offs
 from veil.core import VeilError, io_errors
 from veil.media.draft import Draft
 
 
-class Written(NamedTuple):
+class ReportFiles(NamedTuple):
     """The files of one report."""
 
     html: Path
@@ -54,13 +55,13 @@ class Written(NamedTuple):
     markdown: Path
 
 
-def write(results: Sequence[Result], folder: Path) -> Written:
+def write(results: Sequence[Result], folder: Path) -> ReportFiles:
     """Write `audit.html`, `audit.json` and `audit.md`; each is whole or not there, and replaces an earlier one."""
     if not results:
-        raise VeilError("there is no result to report: audit one method at least")
+        raise VeilError("there is no result to report: audit at least one method.", code="report-empty")
     offs = trade_offs(results)
     data = {"results": [result.to_json() for result in results], "trade_offs": [*map(_data, offs)]}
-    places = Written(folder / "audit.html", folder / "audit.json", folder / "audit.md")
+    places = ReportFiles(folder / "audit.html", folder / "audit.json", folder / "audit.md")
     texts = page(results, offs), json.dumps(data, indent=1) + "\n", markdown(results, offs)
     with io_errors(folder, "written", advice="choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,33 +92,33 @@ def markdown(results: Sequence[Result], offs: Sequence[TradeOff]) -> str:
         if doubts := cautions(result):
             lines += [*(f"- Caution: {_plain(sentence)}" for sentence in doubts), ""]
     if rows:
-        reads = "Of attackers the one that finds most, of recognizers the one that keeps most of a use: mean over seeds"
+        reads = "Of leakage the strongest attacker, of utility the best recognizer: mean over seeds"
         bold = " Bold: the best of the column, raw video apart." if several(results) else ""
         lines += ["## Headlines", "", table_markdown(results), "", f"{reads} [95% interval].{bold}", ""]
     if offs:
         names = [name for name, _ in named(results)]
         table = [
             [
-                *map(_plain, (o.use, o.private)),
+                *map(_plain, (str(o.utility_axis), str(o.leakage_axis))),
                 share(o.hypervolume),
                 _plain(listed([names[i] for i in o.front])),
             ]
             for o in offs
         ]
-        head = ["use", "private", "normalised hypervolume", "on the front"]
+        head = ["utility", "leakage", "normalised hypervolume", "on the front"]
         lines += ["## Trade-off", "", _table(head, table, "llrl"), ""]
     if rows:
-        shown = {row.knows for row in rows}
+        shown = {row.knowledge for row in rows}
         lines += ["## Every row", "", _every_row(results), ""]
         lines += [f"- *{knows}*: {means}." for knows, means in KNOWLEDGE.items() if knows in shown]
-        lines += [f"- *weak*: {WEAK_WITNESS}", *(f"- {_plain(note)}" for note in notes(rows)), ""]
+        lines += [f"- *underfitted*: {UNDERFITTED}", *(f"- {_plain(note)}" for note in notes(rows)), ""]
     if silent := untested(results):
         lines += ["## Not tested", "", *(f"- {_plain(sentence)}" for sentence in silent), ""]
     lines += ["## How it was measured", ""]
     for fact, values in facts(results):
-        told = [(f"{_plain(name)}: " if name else "") + _quoted(fact, value) for name, value in values]
-        lines += [f"- {_plain(fact)}: {told[0]}"] if len(told) == 1 else [f"- {_plain(fact)}:"]
-        lines += [f"  - {one}" for one in told if len(told) > 1]
+        texts = [(f"{_plain(name)}: " if name else "") + _quoted(fact, value) for name, value in values]
+        lines += [f"- {_plain(fact)}: {texts[0]}"] if len(texts) == 1 else [f"- {_plain(fact)}:"]
+        lines += [f"  - {one}" for one in texts if len(texts) > 1]
     return "\n".join(lines) + "\n"
 
 
@@ -133,34 +134,36 @@ def table_markdown(results: Sequence[Result]) -> str:
         metric = known[0][1].metric if known else ""
         head.append(_plain(f"{target} {'↑' if role == 'utility' else '↓'} {metric} ({protocol})"))
         most = best(column, role) if several(results) else math.nan
-        told = []
+        shown = []
         for cell in column:
             if cell is None:
-                told.append("–")
+                shown.append("–")
                 continue
             result, row = cell
             value = (
                 f"**{share(row.value)}**" if row.value == most and not is_raw(result) else share(row.value)
             )
             other = f" {_plain(row.metric)}" if row.metric != metric else ""
-            told.append(value + other + (f" [{span(row.interval)}]" if row.interval else ""))
+            shown.append(value + other + (f" [{span(row.interval)}]" if row.interval else ""))
         raw = known[0][0].raw_of(known[0][1]) if known else None
-        told += [] if with_raw(results) else [share(raw.value if raw else None)]
-        columns.append([*told, share(chance_of(known[0][1]) if known else None)])
+        shown += [] if with_raw(results) else [share(raw.value if raw else None)]
+        columns.append([*shown, share(chance_of(known[0][1]) if known else None)])
     return _table(head, list(zip(*columns, strict=True)), "l" + "r" * (len(head) - 1))
 
 
 def _every_row(results: Sequence[Result]) -> str:
-    head = ["method", "role", "target", "by", "knows", "after", "protocol", "metric", "mean", "seeds"]
+    head = ["method", "role", "target", "by", "knowledge", "encoding", "protocol", "metric", "mean", "seeds"]
     head += ["95% interval", "n", "chance", "raw", "excess", "train loss"]
     table = []
     for name, result in named(results):
         for row in result.rows:
             raw = result.raw_of(row)
-            words = name, row.role, row.target, row.by, row.knows, row.after, row.protocol, row.metric
+            words = name, row.role, row.target, row.by, row.knowledge, row.encoding, row.protocol, row.metric
             numbers = share(row.value), spread(row), span(row.interval), str(row.n), share(chance_of(row))
             beside = share(raw.value if raw else None), share(excess_of(result, row))
-            table.append([*map(_plain, words), *numbers, *beside, loss(row) + " (weak)" * weak(row)])
+            table.append(
+                [*map(_plain, words), *numbers, *beside, loss(row) + " (underfitted)" * underfitted(row)]
+            )
     return _table(head, table, "l" * 8 + "r" * 8)
 
 

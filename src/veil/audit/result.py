@@ -1,9 +1,9 @@
-"""What an audit found: rows of numbers, and the few sentences that follow from them.
+"""What an audit measured: rows of numbers, and the few sentences that follow from them.
 
-A *row* is one question ("which action?", "who?") answered by one recognizer, over several seeds. A *result* is all
-rows of one method on one choice of data, beside the same rows on raw video. What is read off rows is here and nowhere
-else: the *headline* of a question is the attacker that finds most, and a method is safe where even that one is
-at chance.
+A *row* is one question ("which action?", "which person?") answered by one recognizer, over several seeds. A *result*
+is all rows of one method on one choice of data, beside the same rows on raw video. What follows from rows is defined
+here and nowhere else: the *headline* of a question is its strongest attacker, and a method is safe where even that one
+is at chance.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -20,16 +20,17 @@ from typing import Any, Literal
 import numpy as np
 
 from veil.core import Frames, VeilError
-from veil.metrics import hypervolume, pareto_front
 
-Role = Literal["utility", "leakage", "bias"]  # bias: how unequally groups are served; lower is better
-Knows = Literal["raw", "adapted", "restoring", "embedding"]
-After = Literal["8-bit", "h264"]
+Role = Literal["utility", "leakage", "bias"]  # bias: how unequal the accuracy of groups is; lower is better
+Knowledge = Literal["oblivious", "adaptive", "reconstruction", "embedding"]
+Encoding = Literal["8-bit", "h264"]
 
-KNOWLEDGE: dict[Knows, str] = {
-    "raw": "trained on raw video, knows nothing of the anonymizer",
-    "adapted": "trained on raw video, then on video that the anonymizer changed",
-    "restoring": "learned from pairs to undo the anonymizer, then recognises what it restored",
+UNDERFITTED_NOTE = "underfitted"  # how the note of a row of an underfitted recognizer begins
+
+KNOWLEDGE: dict[Knowledge, str] = {
+    "oblivious": "trained on raw video, without access to the anonymizer",
+    "adaptive": "trained on raw video, then on anonymized video",
+    "reconstruction": "trained on pairs to reconstruct raw from anonymized video, then to recognise the reconstruction",
     "embedding": "compares with stills of known people, by a published embedding",
 }
 
@@ -39,17 +40,17 @@ class Row:
     """One question, answered by one recognizer on held-out video; one value for each seed."""
 
     role: Role
-    target: str  # what is asked: action, identity, attributes, face, body
-    by: str  # who answers, such as "resnet18 on frames"
-    knows: Knows
-    after: After
-    protocol: str  # such as "same dataset: utd-mhad", "cross-dataset: utkface", "gait", "bias"
+    target: str  # action, identity, attributes, face, body
+    by: str  # the recognizer, such as "resnet18 on frames"
+    knowledge: Knowledge  # what the recognizer was trained on
+    encoding: Encoding
+    protocol: str  # such as "same dataset: utd-mhad", "cross-dataset: utkface", "gait retrieval: casia-b"
     metric: str  # such as "top-1", "cMAP", "rank-1"
     values: tuple[float, ...]  # on test data; one a seed
     chance: float
     n: int  # test videos or stills
     interval: tuple[float, float] | None = None  # of the mean over seeds: 95 %, by resampling videos
-    train_loss: tuple[float, ...] = ()  # where training ended, one a seed; a high one is a weak witness
+    train_loss: tuple[float, ...] = ()  # where training ended, one a seed
     parts: Mapping[str, tuple[float, float]] = field(
         default_factory=dict
     )  # of each attribute or group: value, chance
@@ -76,36 +77,36 @@ class Row:
 
     @property
     def question(self) -> tuple[Role, str, str]:
-        """What a row answers: rows of one question can be compared."""
+        """Role, target and protocol: rows of one question can be compared."""
         return self.role, self.target, self.protocol
 
     @property
-    def asked(self) -> tuple[str, ...]:
-        """What makes a row the same row for another method."""
-        return *self.question, self.by, self.knows, self.after, self.metric
+    def key(self) -> tuple[str, ...]:
+        """What identifies a row: equal for the same row of another method or seed."""
+        return *self.question, self.by, self.knowledge, self.encoding, self.metric
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One moment of a video, as it was and as it came out."""
+    """One frame of a video: raw, anonymized and reconstructed."""
 
     caption: str
     raw: Frames  # (H, W, 3)
     anonymized: Frames
-    restored: Frames | None = None  # what the restoring attacker made of it
+    reconstructed: Frames | None = None  # by the reconstruction attacker
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was found about one method."""
+    """The measurements of one method."""
 
     method: str  # as the user wrote it; "raw" for untouched video
     params: Mapping[str, Any]
     data: str  # one line: which data, how many videos, which size
     rows: tuple[Row, ...]
     raw: tuple[Row, ...]  # the same questions on raw video
-    settings: Mapping[str, Any]  # seeds, sizes, suite: all that is needed to do it again
-    untested: tuple[str, ...]  # sentences: what this audit does not say
+    settings: Mapping[str, Any]  # seeds, sizes, suite: all that is needed to repeat it
+    untested: tuple[str, ...]  # sentences: what this audit did not measure
     command: str = ""
     seconds: float = 0.0
     device: str = ""
@@ -115,18 +116,18 @@ class Result:
     def headline(
         self, role: Role, target: str, protocol: str | None = None, metric: str | None = None
     ) -> Row | None:
-        """The row that counts: of attackers the one that finds most, of uses the adapted one that does best.
+        """The row that counts: of attackers the strongest, of utility the best recognizer that was trained on the output.
 
-        An attacker that is above chance counts before one that may be, however much that one seems to find.
+        An attacker that is significantly above chance counts before one that is not, whatever their means.
         """
         rows = [r for r in self.rows if (r.role, r.target) == (role, target) and not math.isnan(r.value)]
         rows = [r for r in rows if protocol in (None, r.protocol) and metric in (None, r.metric)]
         if role == "utility":
-            rows = [r for r in rows if r.knows == "adapted"] or rows
+            rows = [r for r in rows if r.knowledge == "adaptive"] or rows
         return max(rows, key=lambda r: (not r.at_chance, _above_chance(r)), default=None)
 
     def raw_of(self, row: Row) -> Row | None:
-        """What raw video gives for the same question: of all recognizers that were put to it the best."""
+        """The same question on raw video: of all recognizers the best."""
         if self.method == "raw":
             return self.headline(row.role, row.target, row.protocol)
         same = [r for r in self.raw if r.question == row.question and r.metric == row.metric]
@@ -140,60 +141,58 @@ class Result:
         return (row.value - row.chance) / (raw.value - row.chance)
 
     def targets(self, role: Role) -> list[str]:
-        """What was asked, in the order in which it was asked."""
+        """The targets, in the order in which they were measured."""
         return list(dict.fromkeys(r.target for r in self.rows if r.role == role))
 
     def headlines(self, role: Role) -> Iterator[Row]:
-        """The row that counts for each question."""
+        """The row that counts for each target."""
         for target in self.targets(role):
             if row := self.headline(role, target):
                 yield row
 
     def verdict(self) -> str:
         """The audit in a sentence or two, for somebody who has to decide."""
-        leaks, uses = list(self.headlines("leakage")), list(self.headlines("utility"))
-        said = []
-        for row in uses:
-            raw = self.raw_of(row)
-            beside = (
-                f" (raw {raw.value:.0%}, chance {row.chance:.0%})" if raw and self.method != "raw" else ""
-            )
-            said.append(f"{row.target}, {row.metric} {row.value:.0%}{beside}")
-        told = []
-        for row in leaks:
-            share = self.excess(row)
-            left = (
-                "" if math.isnan(share) or self.method == "raw" else f", {share:.0%} of what raw video leaks"
-            )
-            where = (
-                f"at chance, {row.metric} {row.value:.0%}"
-                if row.at_chance
-                else f"{row.metric} {row.value:.0%}"
-            )
-            told.append(f"{row.target}, {where} (chance {row.chance:.0%}{'' if row.at_chance else left})")
-        told += [
+        leaks = list(self.headlines("leakage"))
+        utility = [self._utility(row) for row in self.headlines("utility")]
+        leakage = [self._leakage(row) for row in leaks]
+        leakage += [
             f"{target}, no number"
             for target in self.targets("leakage")
             if self.headline("leakage", target) is None
         ]
-        open_ = [row for row in leaks if not row.at_chance]
+        above = [row for row in leaks if not row.at_chance]
         blind = [
             row for row in leaks if row.at_chance and ((raw := self.raw_of(row)) is None or raw.at_chance)
         ]
         if self.method == "raw":
-            word = "This is raw video."
-        elif open_:
-            worst = max(open_, key=_above_chance)
-            word = f"It is not anonymous: the strongest attacker ({worst.by}, {worst.knows}) still finds {worst.target}."
-        elif not leaks or blind or len(told) > len(leaks):
-            word = (
-                "This audit does not settle it: an attacker that finds nothing in raw video proves nothing."
+            conclusion = "This is raw video."
+        elif above:
+            worst = max(above, key=_above_chance)
+            attacker = f"{worst.by}, {worst.knowledge}"
+            conclusion = (
+                f"It is not anonymous: the strongest attacker ({attacker}) still recognises {worst.target}."
+            )
+        elif not leaks or blind or len(leakage) > len(leaks):
+            conclusion = (
+                "This audit is inconclusive: an attacker that fails on raw video, too, proves nothing."
             )
         else:
-            word = "No attacker of this audit did better than chance."
-        private = f"Private: {'; '.join(told)}." if told else ""
-        use = f"Of use: {'; '.join(said)}." if said else ""
-        return " ".join(part for part in (word, private, use) if part)
+            conclusion = "No attacker of this audit did better than chance."
+        private = f"Leakage: {'; '.join(leakage)}." if leakage else ""
+        kept = f"Utility: {'; '.join(utility)}." if utility else ""
+        return " ".join(part for part in (conclusion, private, kept) if part)
+
+    def _utility(self, row: Row) -> str:
+        raw = self.raw_of(row)
+        beside = f" (raw {raw.value:.0%}, chance {row.chance:.0%})" if raw and self.method != "raw" else ""
+        return f"{row.target}, {row.metric} {row.value:.0%}{beside}"
+
+    def _leakage(self, row: Row) -> str:
+        if row.at_chance:
+            return f"{row.target}, at chance, {row.metric} {row.value:.0%} (chance {row.chance:.0%})"
+        share = self.excess(row)
+        left = "" if math.isnan(share) or self.method == "raw" else f", {share:.0%} of what raw video leaks"
+        return f"{row.target}, {row.metric} {row.value:.0%} (chance {row.chance:.0%}{left})"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` gives the result back, without its pictures."""
@@ -213,66 +212,10 @@ class Result:
             given["untested"] = tuple(plain["untested"])
             return Result(**given)
         except (KeyError, TypeError, AttributeError) as error:
-            raise VeilError(f"this is no audit's result: {error} does not fit.") from error
-
-
-@dataclass(frozen=True)
-class TradeOff:
-    """Methods by what they keep and what they leak, for one use and one private thing."""
-
-    use: str
-    private: str
-    which: tuple[int, ...]  # of the results: those that have numbers for both
-    methods: tuple[str, ...]
-    utility: tuple[float, ...]
-    leakage: tuple[float, ...]
-    front: tuple[int, ...]  # indices of the methods that no other beats
-    utility_range: tuple[float, float]  # chance, raw
-    leakage_range: tuple[float, float]
-    hypervolume: float  # normalised: 0 is raw or destroyed video, 1 is all use and no leakage
-
-
-def trade_offs(results: Sequence[Result]) -> list[TradeOff]:
-    """Every pair of a use and a private thing, of the methods that have numbers for both."""
-    found = []
-    uses = dict.fromkeys(
-        (r.target, r.protocol, r.metric) for o in results for r in o.rows if r.role == "utility"
-    )
-    things = dict.fromkeys(
-        (r.target, r.protocol, r.metric) for o in results for r in o.rows if r.role == "leakage"
-    )
-    for use in uses:
-        for thing in things:
-            pairs = [
-                (k, o, o.headline("utility", *use), o.headline("leakage", *thing))
-                for k, o in enumerate(results)
-            ]
-            both = [(o, gain, loss) for _, o, gain, loss in pairs if gain and loss]
-            which = tuple(k for k, _, gain, loss in pairs if gain and loss)
-            raws = [(o.raw_of(gain), o.raw_of(loss)) for o, gain, loss in both]
-            known = [(best, worst) for best, worst in raws if best and worst]
-            if not both or not known:
-                continue
-            _, gain, loss = both[0]
-            up, down = [gain.value for _, gain, _ in both], [loss.value for _, _, loss in both]
-            use_range, leak_range = (gain.chance, known[0][0].value), (loss.chance, known[0][1].value)
-            volume = hypervolume(up, down, accuracy_range=use_range, leakage_range=leak_range).value
-            names, front = tuple(o.method for o, _, _ in both), tuple(int(i) for i in pareto_front(up, down))
-            found.append(
-                TradeOff(
-                    use[0],
-                    thing[0],
-                    which,
-                    names,
-                    tuple(up),
-                    tuple(down),
-                    front,
-                    use_range,
-                    leak_range,
-                    volume,
-                )
-            )
-    return found
+            raise VeilError(
+                f"this is not the result of an audit ({error}): run the audit again.",
+                code="audit-result-invalid",
+            ) from error
 
 
 def save(result: Result, path: Path) -> None:
@@ -285,7 +228,10 @@ def load(path: Path) -> Result:
     try:
         return Result.from_json(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
-        raise VeilError(f"{path} is no audit's result ({error}).") from error
+        raise VeilError(
+            f"{path} is not the result of an audit ({error}): run the audit again.",
+            code="audit-result-invalid",
+        ) from error
 
 
 def _above_chance(row: Row) -> float:

@@ -1,207 +1,168 @@
-"""The audit: every method before the same recognizers, on the same data, beside raw video.
+"""The runner of an audit: every method against the same recognizers, on the same data, beside raw video.
 
-For each seed, target and recognizer one *trial* is held::
-
-    raw         trained on raw video;                    scored on raw video (what could be had at all)
-                                                         and on anonymized video   (knows: raw)
-    adapted     trained on raw, then anonymized video;   scored on anonymized video
-    restoring   trained on raw, then on restored video;  scored on restored video
-    h264        adapted, all video after an H.264 round trip
-
-Trials do not depend on each other, so that several can be held at once. What was found is kept by content: the
-same method on the same data under the same suite is not judged twice, nor are its recognizers of raw video.
+For each seed, target and recognizer there is one experiment (`veil.audit.experiment`), and every evaluator of
+`veil.audit.evaluators` is applied to it. Experiments are independent, so that several can run at once. Results are
+cached by the fingerprints of their inputs: the same method on the same data under the same suite is not audited twice.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from veil.audit.cache import file_digest, fingerprint, keep_at, kept_at, plain, told
-from veil.audit.experiment import RAW, Found, Seen, Trial, hold, merged
-from veil.audit.recognition import Recognizer
-from veil.audit.reconstruction import Restorer, learn_restorer
-from veil.audit.result import After, Picture, Result, Role, Row
+from veil.audit.audit_data import SPLITS, AuditData, are_stills, limited
+from veil.audit.cache import AuditCache
+from veil.audit.evaluator import MethodVideos
+from veil.audit.evaluators import EVALUATORS
+from veil.audit.experiment import Experiment, SplitVideos, merge_seeds
+from veil.audit.novelty import not_novel, trained_labels
+from veil.audit.provenance import (
+    EVALUATION,
+    data_fingerprint,
+    file_digest,
+    method_fingerprint,
+    source_fingerprint,
+    suite_fingerprint,
+)
+from veil.audit.recognition import RecognizerSpec
+from veil.audit.result import Encoding, Picture, Result, Row
+from veil.audit.scheduling import Measured, PreparedVideos, Scheduled, run_experiments
 from veil.audit.suites import ALWAYS, Suite
-from veil.audit.videos import Footage, gather, remembering, seen_before
-from veil.core import Anonymizer, VeilError, __version__
-from veil.data import Dataset, Sample
-from veil.data.sample import narrowed
+from veil.audit.videos import Videos, gather, held_in_memory, seen_in_training
+from veil.core import Anonymizer, Progress, VeilError, __version__
+from veil.data import Sample
 from veil.methods.learned import Learned
-from veil.training.data import DataConfig
-from veil.training.fit import with_smaller_batches
 
-LAYOUT = 1  # of what is kept; another number judges everything anew
-SPLITS = ("train", "val", "test")
-Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+RAW = "raw"
+PICTURES = 4  # of each dataset
+NO_RECONSTRUCTION = "Frames of the reconstruction attacker: they are not cached, and this result is; `--fresh` measures it again."
 
 
-@dataclass(frozen=True)
-class Data:
-    """Which videos are used and attacked."""
-
-    use: Dataset  # has the actions; and the people, where there is no other
-    private: Dataset | None = None  # whose people are attacked instead: cross-dataset
-    actions: tuple[str, ...] = ()  # only these; none: all
-    attributes: tuple[str, ...] = ()
-
-    def questions(self) -> list[tuple[Dataset, Role, str, str]]:
-        """What is asked of which dataset: dataset, role, target, protocol."""
-        actions, attributes = tuple(dict.fromkeys(self.actions)), tuple(dict.fromkeys(self.attributes))
-        use = narrowed(self.use, actions, attributes if self.private is None else ())
-        private = use if self.private is None else narrowed(self.private, (), attributes)
-        if len(actions) == 1:
-            raise VeilError(
-                f"one action has nothing that it could be told from: name at least two, {actions[0]} and others."
-            )
-        narrow = " of chosen labels" if self.actions or self.attributes else ""
-        across = "same dataset" if self.private is None else "cross-dataset"
-        asked: list[tuple[Dataset, Role, str, str]] = []
-        for target in _targets(use):
-            if target == "action":
-                asked.append((use, "utility", target, f"{across}: {use.name}{narrow}"))
-        for target in _targets(private):
-            if target != "action":
-                asked.append((private, "leakage", target, f"{across}: {private.name}{narrow}"))
-        targets = {target for _, _, target, _ in asked}
-        for chosen, target, dataset in ((actions, "action", use), (attributes, "attributes", private)):
-            if chosen and target not in targets:  # nobody names labels for them to be left out
-                raise VeilError(
-                    f"the training, validation and test videos of {dataset.name} do not all say more than one "
-                    f"thing about {', '.join(chosen)}: choose other labels."
-                )
-        if not asked:
-            raise VeilError(
-                f"{use.name} and {private.name} say neither actions nor identities nor attributes in their training, "
-                "validation and test videos: an audit needs at least one of them."
-            )
-        return asked
-
-
-def judge(
+def run_audit(
     methods: Mapping[str, Anonymizer | None],
-    data: Data,
+    data: AuditData,
     suite: Suite,
     *,
     seeds: Sequence[int] | None = None,
     device: str = "cpu",
     jobs: int = 1,
-    keep: Path | None = None,
+    cache: Path | None = None,
+    fresh: bool = False,
     command: str = "",
     progress: Progress | None = None,
-    found: Callable[[Result], None] | None = None,
+    on_result: Callable[[Result], None] | None = None,
 ) -> list[Result]:
-    """Audit methods by name; raw video is judged once and stands beside each (name one "raw": None to have it listed).
+    """Audit methods by name; raw video is measured once, beside all of them ("raw": None lists it as a method).
 
-    ``keep``: a folder in which results and recognizers of raw video are kept by content; ``found`` gets each result
-    as soon as there is one.
+    ``cache``: the folder of results and of recognizers of raw video; with ``fresh`` the entries of this audit are
+    computed again, others are left alone. ``on_result`` gets each result as soon as it is there.
     """
     chosen = tuple(range(suite.seeds)) if seeds is None else tuple(seeds)
     with tempfile.TemporaryDirectory(prefix="veil-audit-") as folder:
-        place = Path(folder) if keep is None else keep
-        audit = _Audit(data, suite, chosen, device, jobs, place, command, progress or (lambda *_: None))
+        store = AuditCache(Path(folder) if cache is None else cache)
+        runner = _Runner(data, suite, chosen, device, jobs, store, command, progress or (lambda *_: None))
+        if fresh:
+            store.discard(runner.entries(methods.values()))
         out = []
         for name, anonymizer in methods.items():
-            out.append(audit.result(name, anonymizer))
-            if found:
-                found(out[-1])
+            out.append(runner.result(name, anonymizer))
+            if on_result:
+                on_result(out[-1])
     return out
 
 
-_received: dict[str, Seen] = {}
-
-
-def _receive(seen: dict[str, Seen]) -> None:
-    _received.update(seen)
-    torch.set_num_threads(1)
-
-
-def _hold_received(trial: Trial, dataset: str) -> list[Found]:
-    return hold(trial, _received[dataset])
-
-
-class _Audit:
-    """One choice of data, suite and seeds, before which methods come one after the other."""
+class _Runner:
+    """One choice of data, suite and seeds, for one method after the other."""
 
     def __init__(
         self,
-        data: Data,
+        data: AuditData,
         suite: Suite,
         seeds: tuple[int, ...],
         device: str,
         jobs: int,
-        keep: Path,
+        cache: AuditCache,
         command: str,
         progress: Progress,
     ):
         self.data, self.suite, self.seeds, self.device, self.jobs = data, suite, seeds, device, jobs
-        self.keep, self.command, self.progress = keep, command, progress
+        self.cache, self.command, self.progress = cache, command, progress
         self.questions = data.questions()
-        self.datasets = {dataset.name: remembering(dataset, suite.size) for dataset, *_ in self.questions}
-        self.samples = {name: _limited(dataset, suite.videos) for name, dataset in self.datasets.items()}
-        told = [fingerprint(dataset, self.samples[name]) for name, dataset in self.datasets.items()]
-        self.base = {
-            "layout": LAYOUT,
-            "data": told,
-            "asked": [q[1:] for q in self.questions],
-            "suite": suite.plain(),
-            "seeds": seeds,
+        given = {question.dataset.name: question.dataset for question in self.questions}
+        self.samples = {name: limited(dataset, suite.videos) for name, dataset in given.items()}
+        self.datasets = {name: held_in_memory(dataset, suite.size) for name, dataset in given.items()}
+        self.key = {
+            "data": [
+                data_fingerprint(dataset, self.samples[name], modified=True)
+                for name, dataset in given.items()
+            ],
             "device": torch.device(device).type,
-            "weights": {net: file_digest(path) for net, path in suite.weights.items()},
+            "torch": torch.__version__,
         }
-        self._raw: dict[str, dict[str, Footage]] = {}
+        self._raw: dict[str, SplitVideos] = {}
+        self._stills: dict[str, bool] = {}
         self._raw_rows: tuple[Row, ...] | None = None
 
+    def entries(self, methods: Iterable[Anonymizer | None]) -> Iterator[Path]:
+        """The cache entries of this audit."""
+        yield from map(self._result_entry, methods)
+        for experiment, _ in self._experiments():
+            yield experiment.cached
+
     def result(self, name: str, anonymizer: Anonymizer | None) -> Result:
-        """What is found about a method: kept, or found now."""
-        entry = self._entry("result", RAW if anonymizer is None else told(anonymizer))
-        made = self._kept(entry)
-        if made is None:
-            made = self._found(name, anonymizer)
-            keep_at(entry, made)
-        made = replace(made, method=name, command=self.command)
+        """The result of a method: cached, or measured now."""
+        entry = self._result_entry(anonymizer)
+        result = self.cache.load(entry)
+        if result is None:
+            result = self._measure(name, anonymizer)
+            self.cache.save(entry, result)
+        else:
+            if self._raw_rows is None and result.raw:
+                self._raw_rows = result.raw
+            pictures = tuple(self._pictures_again(anonymizer))
+            reconstructed = any(row.knowledge == "reconstruction" for row in result.rows)
+            silent = (*result.untested, NO_RECONSTRUCTION) if reconstructed else result.untested
+            result = replace(result, pictures=pictures, untested=silent)
+        result = replace(result, method=name, command=self.command)
         if not isinstance(anonymizer, Learned):
-            return made
-        chosen = {what: names for what, names in _chosen(anonymizer.made[1]).items() if names}
+            return result
+        config = anonymizer.made[1]
+        labels = {kind: names for kind, names in trained_labels(config).items() if names}
         return replace(
-            made,
-            settings={**made.settings, **({"trained with": chosen} if chosen else {})},
-            untested=(*_not_novel(anonymizer.made[1], self.data), *made.untested),
+            result,
+            settings={**result.settings, **({"trained with": labels} if labels else {})},
+            untested=(*not_novel(config, self.data), *result.untested),
         )
 
-    def _found(self, name: str, anonymizer: Anonymizer | None) -> Result:
+    def _measure(self, name: str, anonymizer: Anonymizer | None) -> Result:
         begun = time.monotonic()
         pictures: list[Picture] = []
-        seen = {}
+        videos = {}
         for dataset in self.datasets:
-            seen[dataset] = self._seen(name, dataset, anonymizer, pictures)
-        found = list(self._trials(name, seen))
+            videos[dataset] = self._prepare(name, dataset, anonymizer)
+            pictures += _pictures(videos[dataset])
+        measured = list(self._run(name, videos))
+        raw = merge_seeds(row for one in measured for row in one.raw)
         if anonymizer is None:
-            self._raw_rows = merged(f.row for f in found if f.method == RAW)
-            rows = self._raw_rows
+            rows = self._raw_rows = raw
         else:
-            rows = merged(f.row for f in found if f.method != RAW)
-            if self._raw_rows is None:
-                self._raw_rows = merged(f.row for f in found if f.method == RAW)
+            rows = merge_seeds(row for one in measured for row in one.method)
+            self._raw_rows = self._raw_rows or raw
+        params = {} if anonymizer is None else anonymizer.params()
         return Result(
             method=name,
-            params={} if anonymizer is None else dict(plain(anonymizer.params())),
+            params={key: value for key, value in params.items() if value is not None},
             data="; ".join(self._described(dataset) for dataset in self.datasets),
             rows=rows,
-            raw=self._raw_rows or (),
+            raw=self._raw_rows,
             settings={"suite": self.suite.plain(), "seeds": list(self.seeds)},
-            untested=(*self.suite.untested, *self._unasked(), *ALWAYS),
+            untested=(*self.suite.untested, *self._not_labelled(), *ALWAYS),
             command=self.command,
             seconds=time.monotonic() - begun,
             device=_device_name(self.device),
@@ -209,211 +170,150 @@ class _Audit:
             pictures=tuple(pictures),
         )
 
-    def _seen(self, name: str, dataset: str, anonymizer: Anonymizer | None, pictures: list[Picture]) -> Seen:
+    def _prepare(self, name: str, dataset: str, anonymizer: Anonymizer | None) -> PreparedVideos:
         if dataset not in self._raw:
-            self._raw[dataset] = self._gathered(f"reading {dataset}", dataset, None, "8-bit")
+            self._raw[dataset] = self._gather(f"reading {dataset}", dataset, None, "8-bit")
         raw = self._raw[dataset]
         if anonymizer is None:
-            _picture(pictures, raw["test"], raw["test"], None)
-            return Seen(raw, None, None, None)
-        out = self._gathered(f"{name}: anonymizing {dataset}", dataset, anonymizer, "8-bit")
-        moving = out["train"].frames.shape[1] > 1
-        h264 = None
-        if "h264" in self.suite.after and moving:
-            h264 = self._gathered(f"{name}: through H.264", dataset, anonymizer, "h264")
-        restored = None
-        if "restoring" in self.suite.knows:
-            self.progress(f"{name}: learning to restore {dataset}", 0, 1)
-            restorer = self._restorer(raw, out)
-            restored = {split: restorer(footage) for split, footage in out.items()}
-        _picture(pictures, raw["test"], out["test"], restored["test"] if restored else None)
-        return Seen(raw, out, h264, restored)
+            return PreparedVideos(raw, None, {})
+        videos = MethodVideos(
+            raw,
+            self._gather(f"{name}: anonymizing {dataset}", dataset, anonymizer, "8-bit"),
+            self.suite,
+            self.device,
+            lambda encoding: self._gather(f"{name}: through {encoding}", dataset, anonymizer, encoding),
+            lambda message: self.progress(0, 1, f"{name}: {message} ({dataset})"),
+        )
+        prepared = {evaluator.name: evaluator.prepare(videos) for evaluator in EVALUATORS}
+        used = {key: value for key, value in prepared.items() if value is not None}
+        return PreparedVideos(raw, videos.anonymized, used)
 
-    def _restorer(self, raw: dict[str, Footage], out: dict[str, Footage]) -> Restorer:
-        def learned(batch: int) -> Restorer:
-            return learn_restorer(
-                (raw["train"], raw["val"]),
-                (out["train"], out["val"]),
-                replace(self.suite.restoring, batch=batch),
-                device=self.device,
-            )
-
-        return with_smaller_batches(learned, self.suite.restoring.batch)[0]
-
-    def _gathered(
-        self, words: str, dataset: str, anonymizer: Anonymizer | None, after: After
-    ) -> dict[str, Footage]:
-        still = not any(sample.action is not None or sample.segments for sample in self.samples[dataset])
-        footage = gather(
+    def _gather(
+        self, message: str, dataset: str, anonymizer: Anonymizer | None, encoding: Encoding
+    ) -> SplitVideos:
+        videos = gather(
             self.datasets[dataset],
             anonymizer,
             size=self.suite.size,
-            frames=1
-            if still and _are_stills(self.datasets[dataset], self.samples[dataset])
-            else self.suite.frames,
-            after=after,
+            frames=self._frames(dataset),
+            encoding=encoding,
             samples=self.samples[dataset],
-            progress=lambda done, total: self.progress(words, done, total),
+            progress=lambda done, total, _=None: self.progress(done, total, message),
         )
-        split = {name: footage.split(name) for name in SPLITS}
-        people = any(one.name == dataset and target == "identity" for one, _, target, _ in self.questions)
-        if people and not seen_before(split["train"], split["val"], "identity"):
-            # People who are not learned cannot choose what was learned best: every tenth video of those who are.
+        split = {name: videos.split(name) for name in SPLITS}
+        people = any(q.dataset.name == dataset and q.target == "identity" for q in self.questions)
+        if people and not seen_in_training(split["train"], split["val"], "identity"):
+            # Unseen identities cannot choose the best weights: every tenth video of those seen does.
             tenth = {sample.id for sample in split["train"].samples[::10]}
             split["val"] = split["train"].of(lambda sample: sample.id in tenth)
             split["train"] = split["train"].of(lambda sample: sample.id not in tenth)
         if empty := [name for name in SPLITS if not len(split[name])]:
             raise VeilError(
-                f"{dataset} has no {empty[0]} videos; an audit trains, chooses and tests on videos apart."
+                f"{dataset} has no {empty[0]} videos: choose data with training, validation and test videos.",
+                code="audit-split-empty",
             )
         if self.jobs > 1:
             for part in split.values():
                 part.frames.share_memory_()
         return split
 
-    def _trials(self, name: str, seen: dict[str, Seen]) -> Iterator[Found]:
-        trials: list[tuple[Trial, str]] = []
+    def _frames(self, dataset: str) -> int:
+        """Frames of each video; one of stills."""
+        if dataset not in self._stills:
+            self._stills[dataset] = are_stills(self.datasets[dataset], self.samples[dataset])
+        return 1 if self._stills[dataset] else self.suite.frames
+
+    def _run(self, name: str, videos: dict[str, PreparedVideos]) -> Iterator[Measured]:
+        experiments = list(self._experiments())
+        message = f"{name}: training recognizers"
+        self.progress(0, len(experiments), message)
+        for done, measured in enumerate(run_experiments(experiments, videos, self.jobs), 1):
+            self.progress(done, len(experiments), message)
+            yield measured
+
+    def _experiments(self) -> list[Scheduled]:
+        """Every experiment with the name of its dataset, the long ones first."""
+        found: list[Scheduled] = []
         for seed in self.seeds:
             for dataset, role, target, protocol in self.questions:
-                for recognizer in self.suite.uses if role == "utility" else self.suite.attackers:
-                    still = seen[dataset.name].raw["train"].frames.shape[1] == 1
-                    if recognizer.sees != "frames" and (still or target in self.suite.frames_only):
+                still = self._frames(dataset.name) == 1
+                for recognizer in self.suite.utility if role == "utility" else self.suite.attackers:
+                    if recognizer.input != "frames" and (still or target in self.suite.frames_only):
                         continue
-                    trials.append((self._trial(role, target, protocol, recognizer, seed), dataset.name))
-        trials.sort(key=lambda trial: trial[0].recognizer.sees == "frames")  # the long ones first
-        self.progress(f"{name}: training recognizers", 0, len(trials))
-        for done, found in enumerate(self._held(trials, seen), 1):
-            self.progress(f"{name}: training recognizers", done, len(trials))
-            yield from found
+                    experiment = Experiment(
+                        role,
+                        target,
+                        protocol,
+                        recognizer,
+                        seed,
+                        self.suite.budget(recognizer),
+                        self.suite.weights.get(recognizer.net),
+                        self.device,
+                        self._recognizer_entry(target, protocol, recognizer, seed),
+                    )
+                    found.append((experiment, dataset.name))
+        return sorted(found, key=lambda scheduled: scheduled[0].recognizer.input == "frames")
 
-    def _trial(self, role: Role, target: str, protocol: str, recognizer: Recognizer, seed: int) -> Trial:
-        what = f"{target} by {recognizer} seed {seed} of {protocol}"
-        entry = self._entry("recognizer", what)
-        return Trial(
-            role,
-            target,
-            protocol,
-            recognizer,
-            seed,
-            self.suite.effort(recognizer),
-            self.suite.knows,
-            self.suite.weights.get(recognizer.net),
-            self.device,
-            entry.with_suffix(".safetensors"),
-        )
+    def _result_entry(self, anonymizer: Anonymizer | None) -> Path:
+        questions = [question[1:] for question in self.questions]
+        suite = suite_fingerprint(self.suite)
+        method = method_fingerprint(anonymizer)
+        return self.cache.place("result", self.key, questions, suite, self.seeds, method)
 
-    def _held(self, trials: list[tuple[Trial, str]], seen: dict[str, Seen]) -> Iterator[list[Found]]:
-        if self.jobs == 1:
-            for trial, dataset in trials:
-                yield hold(trial, seen[dataset])
-            return
-        context = multiprocessing.get_context("spawn")
-        others = set(multiprocessing.active_children())
-        pool = ProcessPoolExecutor(self.jobs, mp_context=context, initializer=_receive, initargs=(seen,))
-        try:
-            futures = [pool.submit(_hold_received, trial, dataset) for trial, dataset in trials]
-            for future in as_completed(futures):
-                yield future.result()
-        except BrokenProcessPool as error:
-            raise VeilError(
-                f"a process that trained a recognizer was killed, perhaps for want of memory: use fewer than {self.jobs} jobs."
-            ) from error
-        except BaseException:
-            for child in set(multiprocessing.active_children()) - others:
-                child.terminate()  # whoever interrupts does not want to wait for what is being trained
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+    def _recognizer_entry(self, target: str, protocol: str, recognizer: RecognizerSpec, seed: int) -> Path:
+        # Other questions, seeds and attackers of the suite do not matter to one recognizer.
+        suite = {key: self.suite.plain()[key] for key in ("size", "frames", "budgets")}
+        weights = {net: file_digest(path) for net, path in self.suite.weights.items()}
+        source = source_fingerprint(*EVALUATION)
+        what = [target, protocol, str(recognizer), seed]
+        return self.cache.place("recognizer", self.key, suite, weights, source, what)
 
-    def _entry(self, kind: str, what: str) -> Path:
-        base = dict(self.base)
-        if kind == "recognizer":  # what other questions, seeds and attackers there are does not matter to one
-            base = {key: base[key] for key in ("layout", "data", "device", "weights")}
-            base["how"] = {key: self.suite.plain()[key] for key in ("size", "frames", "efforts", "weights")}
-        key = hashlib.sha256(json.dumps([base, what], sort_keys=True, default=str).encode()).hexdigest()[:32]
-        return self.keep / f"{kind}-{key}"
-
-    def _kept(self, entry: Path) -> Result | None:
-        kept = kept_at(entry) if entry.with_suffix(".json").exists() else None
-        if kept and self._raw_rows is None and kept.raw:
-            self._raw_rows = kept.raw
-        return kept
+    def _pictures_again(self, anonymizer: Anonymizer | None) -> Iterator[Picture]:
+        """The pictures of a cached result: frames are never cached, so they are anonymized again."""
+        for name, dataset in self.datasets.items():
+            test = [sample for sample in self.samples[name] if sample.split == "test"]
+            some: list[Sample] = [test[row] for row in _picture_rows(len(test))]
+            how = {"size": self.suite.size, "frames": self._frames(name), "samples": some}
+            raw = gather(dataset, None, **how)
+            out = raw if anonymizer is None else gather(dataset, anonymizer, **how)
+            yield from _paired_pictures(raw, out, None, range(len(raw)))
 
     def _described(self, dataset: str) -> str:
         samples = self.samples[dataset]
         counts = ", ".join(f"{sum(s.split == name for s in samples)} {name}" for name in SPLITS)
         return f"{dataset} ({counts}) at {self.suite.size} x {self.suite.size}"
 
-    def _unasked(self) -> list[str]:
-        asked = {target for _, _, target, _ in self.questions}
-        unasked = [target for target in ("action", "identity", "attributes") if target not in asked]
+    def _not_labelled(self) -> list[str]:
+        asked = {question.target for question in self.questions}
+        missing = [target for target in ("action", "identity", "attributes") if target not in asked]
         return [
-            f"Anything about {target}: the data does not say it, or no answer of the test videos is in the training videos."
-            for target in unasked
+            f"Anything about {target}: the data has no labels of it, or none that training and test videos share."
+            for target in missing
         ]
 
 
-def _chosen(stage: DataConfig) -> dict[str, list[str]]:
-    """The labels that a run was trained with, where it was not with all."""
-    return {"actions": [*stage.use.actions], "attributes": [*stage.chosen]}
+def _pictures(videos: PreparedVideos) -> Iterator[Picture]:
+    """Frames of some test videos, as the attackers got them."""
+    raw = videos.raw["test"]
+    out = videos.anonymized["test"] if videos.anonymized else raw
+    back = videos.prepared.get("reconstruction")
+    yield from _paired_pictures(raw, out, back["test"] if back else None, _picture_rows(len(raw)))
 
 
-def _not_novel(stage: DataConfig, data: Data) -> Iterator[str]:
-    """Where labels were chosen, for a run or for its audit: which of those that are asked for it was trained with."""
-    private = data.private or data.use
-    asked = {
-        "actions": data.actions or data.use.actions,
-        "attributes": data.attributes or private.attributes,
-    }
-    trained = _chosen(stage)
-    if data.actions and not trained["actions"] and stage.use.name == data.use.name:
-        trained["actions"] = [*data.use.actions]
-    for what, names in trained.items():
-        if both := [name for name in asked[what] if name in names]:
-            yield f"Novel {what} alone: the run was trained with {', '.join(both)}."
-
-
-def _targets(dataset: Dataset) -> list[str]:
-    """What each of the dataset's splits can be asked, and what can be learned from the first for the last."""
-    empty = torch.empty(0)
-    parts = [Footage(empty, tuple(dataset.split(name)), dataset.name) for name in SPLITS]  # type: ignore[arg-type]
-    known = [t for t in ("action", "identity", "attributes") if all(t in part.targets() for part in parts)]
-    train, test = parts[0], parts[2]
-    return [
-        t
-        for t in known
-        if t == "attributes" or seen_before(train, test, t) or (t == "identity" and _has_gallery(test))
-    ]
-
-
-def _has_gallery(test: Footage) -> bool:
-    """Whether strangers can be found again among the test videos themselves."""
-    return {"gallery", "probe"} <= {sample.groups.get("role") for sample in test.samples}
-
-
-def _limited(dataset: Dataset, videos: int | None) -> list[Sample]:
-    """At most so many samples, evenly from all of them."""
-    samples = list(dataset.samples)
-    if videos is None or len(samples) <= videos:
-        return samples
-    return [samples[i] for i in np.linspace(0, len(samples) - 1, videos).round().astype(int)]
-
-
-def _are_stills(dataset: Dataset, samples: Sequence[Sample]) -> bool:
-    return len(dataset.frames(samples[0])) == 1
-
-
-def _picture(
-    pictures: list[Picture], raw: Footage, out: Footage, restored: Footage | None, count: int = 4
-) -> None:
-    for row in np.linspace(0, len(raw) - 1, min(count, len(raw))).round().astype(int):
-        at = raw.frames.shape[1] // 2
+def _paired_pictures(
+    raw: Videos, out: Videos, reconstructed: Videos | None, rows: Sequence[int]
+) -> Iterator[Picture]:
+    at = raw.frames.shape[1] // 2
+    for row in rows:
         sample = raw.samples[row]
-        words = raw.actions[sample.action] if sample.action is not None else raw.dataset
-        back = restored.frames[row, at].cpu().numpy() if restored is not None else None
-        pictures.append(
-            Picture(words, raw.frames[row, at].cpu().numpy(), out.frames[row, at].cpu().numpy(), back)
-        )
+        caption = raw.actions[sample.action] if sample.action is not None else raw.dataset
+        frames = (part.frames[row, at].cpu().numpy() for part in (raw, out))
+        back = None if reconstructed is None else reconstructed.frames[row, at].cpu().numpy()
+        yield Picture(caption, *frames, back)
+
+
+def _picture_rows(count: int) -> list[int]:
+    return np.linspace(0, count - 1, min(PICTURES, count)).round().astype(int).tolist()
 
 
 def _device_name(device: str) -> str:

@@ -1,7 +1,7 @@
-"""What results say, in words and in numbers as they are written: shared by the page and the text of a report.
+"""Results in words, and numbers as they are written: shared by the HTML and the Markdown of a report.
 
 A method has a *state*: safe where every attacker is at chance, some or much where one finds less or more than half of
-what raw video leaks, unknown where nothing was really put to the test. *Cautions* are the reasons to doubt it.
+what raw video leaks, unknown where nothing was really tested. *Cautions* are the reasons to doubt it.
 """
 
 from __future__ import annotations
@@ -11,51 +11,51 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal
 
-from veil.audit.result import Result, Role, Row
+from veil.audit.result import UNDERFITTED_NOTE, Result, Role, Row
 
 State = Literal["safe", "some", "much", "unknown"]
 Question = tuple[Role, str, str]  # role, target, protocol
 Cell = tuple[Result, Row]
 
 HALF = 0.5  # from this share of what raw video leaks on, much is found
-WIDE = 0.25  # at chance, but more than this share of what raw video leaks cannot be ruled out: said
-WEAK = 0.5  # an attacker whose training ended above this share of a guesser's loss is a weak witness
+WIDE = 0.25  # at chance, but more than this share of what raw video leaks cannot be ruled out: a caution
+UNFITTED = 0.5  # an attacker whose training ended above this share of the loss of guessing is underfitted
 
 WORDS: dict[State, str] = {
     "safe": "At chance",
-    "some": "Partly found",
-    "much": "Found",
-    "unknown": "Not settled",
+    "some": "Partly recognised",
+    "much": "Recognised",
+    "unknown": "Inconclusive",
 }
-AFTER = {
-    "8-bit": "the frames in 8 bits, as a file without loss stores them",
-    "h264": "the frames after compression as H.264, as a shared video is",
+ENCODING = {
+    "8-bit": "the frames in 8 bits, as in a file with lossless compression",
+    "h264": "the frames after H.264 compression, as in a shared video",
 }
-WEAK_WITNESS = (
-    "a recognizer that did not fit its own training videos: its note says so, or its training loss ended above half of "
-    "what guessing costs, which is ln(1/chance) for one answer of many and the entropy of an attribute for yes or no. "
-    "That it finds little says little."
+UNDERFITTED = (
+    "a recognizer that did not fit its own training videos: its note states this, or its training loss ended above half "
+    "of that of guessing, which is ln(1/chance) for one of several classes and the entropy of a binary attribute. "
+    "That it recognises little proves little."
 )
 TERMS = {
     "top-1, rank-1": "the share of test videos for which the first answer is right: a classifier's (top-1), or that "
     "of a search among known people (rank-1).",
-    "cMAP": "the average precision of each attribute, which tells how well videos with it are ranked before those "
-    "without; then the mean over attributes.",
-    "chance": "what is reached without looking at the video. An attacker at chance has learned nothing.",
+    "cMAP": "the average precision of each attribute (how well videos with it are ranked before those without), then "
+    "the mean over attributes.",
+    "chance": "the score of the best constant answer. An attacker at chance has learned nothing.",
     "at chance": "chance lies within the 95% interval, or above it.",
-    "raw": "what the best recognizer of this audit reaches on untouched video.",
-    "excess (leakage)": "(value − chance) / (raw − chance): the share of what raw video gives away that is left. 0 is "
-    "chance, 1 is raw video. For a use, the share that is kept.",
-    "gap": "top-1 of the group of people that is served best minus that of the one served worst; chance says nothing "
-    "here. Noise alone makes it positive.",
-    "mean and seeds": "the whole training is repeated with other random numbers; the mean over these seeds, and the "
+    "raw": "the score of the best recognizer of this audit on raw video.",
+    "excess (leakage)": "(value − chance) / (raw − chance): the share of what raw video leaks that is left. 0 is "
+    "chance, 1 is raw video. For utility, the share that is kept.",
+    "gap": "top-1 of the group with the highest accuracy minus that of the group with the lowest; it has no chance "
+    "level. Noise alone makes it positive.",
+    "mean and seeds": "the whole training is repeated with other random seeds; the mean over them, the "
     "least and the greatest.",
-    "95% interval": "of the mean over seeds, by drawing the test videos anew many times: another test set of this "
-    "kind would probably give a mean within it.",
-    "front, hypervolume": "on the front lie the methods that no other beats in both use and leakage. The hypervolume "
-    "is the area they cover between chance and raw: 0 is raw or destroyed video, 1 is all use and no leakage.",
+    "95% interval": "of the mean over seeds, by bootstrap over the test videos.",
+    "front, hypervolume": "on the Pareto front are the methods that no other beats in both utility and leakage. The "
+    "hypervolume is the area that they dominate between chance and raw: 0 is raw or destroyed video, 1 is full utility "
+    "and no leakage.",
     "colours": "green: every attacker is at chance. Amber: one finds less than half of what raw video leaks. Red: half "
-    "or more. Grey: this audit cannot tell, as no attacker gave a number, or none found it in raw video either.",
+    "or more. Grey: inconclusive, as no attacker gave a number, or none succeeded on raw video either.",
 }
 
 
@@ -94,7 +94,7 @@ def title(results: Sequence[Result]) -> str:
 
 
 def questions(rows: Iterable[Row]) -> list[Question]:
-    """What was asked: uses first, then what is private, then what is unequal."""
+    """The questions: utility first, then leakage, then bias."""
     order = ("utility", "leakage", "bias")
     asked: dict[Question, None] = dict.fromkeys((row.role, row.target, row.protocol) for row in rows)
     return sorted(asked, key=lambda question: order.index(question[0]))
@@ -112,8 +112,8 @@ def best(column: Iterable[Cell | None], role: Role) -> float:
     return (max if role == "utility" else min)(values, default=math.nan)
 
 
-def found(result: Result, row: Row) -> State:
-    """What one row of an attacker says; nothing, where it is at chance on raw video, too."""
+def row_state(result: Result, row: Row) -> State:
+    """The state of one row of an attacker; unknown where raw video is at chance, too."""
     if math.isnan(row.value) or (row.at_chance and not proves(result, row)):
         return "unknown"
     if row.at_chance:
@@ -122,19 +122,19 @@ def found(result: Result, row: Row) -> State:
 
 
 def proves(result: Result, row: Row) -> bool:
-    """Whether the answer is found in raw video: only then does it mean something that it is not found."""
+    """Whether raw video is above chance: only then is a row at chance evidence."""
     raw = result.raw_of(row)
     return raw is not None and not math.isnan(raw.value) and not raw.at_chance
 
 
 def state(result: Result) -> State:
-    """The worst that any attacker finds; unknown where a private thing was not really put to the test."""
+    """That of the strongest attacker; unknown where a target was not really tested."""
     rows = [row for row in result.rows if row.role == "leakage"]
-    states = [found(result, row) for row in rows]
+    states = [row_state(result, row) for row in rows]
     if "much" in states or "some" in states:
         return "much" if "much" in states else "some"
-    told = {row.target for row, kind in zip(rows, states, strict=True) if kind == "safe"}
-    return "safe" if told and told == {row.target for row in rows} else "unknown"
+    safe = {row.target for row, kind in zip(rows, states, strict=True) if kind == "safe"}
+    return "safe" if safe and safe == {row.target for row in rows} else "unknown"
 
 
 def word(result: Result) -> str:
@@ -151,14 +151,14 @@ def ceiling(result: Result, row: Row) -> float:
     return (high - row.chance) / (raw.value - row.chance)
 
 
-def weak(row: Row) -> bool:
+def underfitted(row: Row) -> bool:
     """Whether the recognizer did not fit its own training videos."""
-    said = any(note.startswith("weak witness") for note in row.notes)
-    return said or (bool(row.train_loss) and fmean(row.train_loss) > WEAK * _guess(row))
+    noted = any(note.startswith(UNDERFITTED_NOTE) for note in row.notes)
+    return noted or (bool(row.train_loss) and fmean(row.train_loss) > UNFITTED * _guess(row))
 
 
 def _guess(row: Row) -> float:
-    """The training loss of one who guesses; nan where it is not known."""
+    """The training loss of guessing; nan where it is not known."""
     if row.target == "attributes" or row.metric == "cMAP":
         shares = [chance for _, chance in row.parts.values()] or [row.chance]
         if not all(0 < p < 1 for p in shares):
@@ -168,33 +168,35 @@ def _guess(row: Row) -> float:
 
 
 def cautions(result: Result) -> list[str]:
-    """Why the verdict may be too kind, in sentences."""
-    said: list[str] = []
+    """Why the verdict may be too favourable, in sentences."""
+    sentences: list[str] = []
     for target in [] if is_raw(result) else result.targets("leakage"):
         rows = [row for row in result.rows if (row.role, row.target) == ("leakage", target)]
         rows = [row for row in rows if not math.isnan(row.value)]
         worst = result.headline("leakage", target)
         if worst is None:
-            said.append(f"No attacker on {target} gave a number: nothing is known about it.")
+            sentences.append(f"No attacker on {target} gave a number: it was not measured.")
             continue
         if not worst.at_chance:
             continue
         if not any(proves(result, row) for row in rows):
-            said.append(f"In raw video {target} was not found either: this audit proves nothing about it.")
+            sentences.append(f"On raw video {target} was at chance, too: this audit proves nothing about it.")
             continue
         trained = [row for row in rows if row.train_loss]
-        if trained and all(map(weak, trained)):
-            said.append(f"The attackers on {target} did not fit their own training videos: weak witnesses.")
+        if trained and all(map(underfitted, trained)):
+            sentences.append(
+                f"The attackers on {target} did not fit their own training videos: they are underfitted."
+            )
         if (most := ceiling(result, worst)) > WIDE:
-            said.append(
+            sentences.append(
                 f"The test of {target} is small (n {worst.n}): up to {percent(most)} of what raw video leaks cannot be "
                 "ruled out."
             )
-    return said
+    return sentences
 
 
 def summary(results: Sequence[Result]) -> tuple[State, str, str]:
-    """Several methods in a sentence or two: their state, what counts, and which to look at."""
+    """Several methods in a sentence or two: their state, the conclusion, and the best of them."""
     methods = [(name, result) for name, result in named(results) if not is_raw(result)]
     safe = [(name, result) for name, result in methods if state(result) == "safe"]
     leaky = [(name, result) for name, result in methods if state(result) in ("some", "much")]
@@ -208,10 +210,10 @@ def summary(results: Sequence[Result]) -> tuple[State, str, str]:
         names = listed([name for name, _ in safe])
         lead.append(f"Against {len(safe)} of {count} methods no attacker did better than chance: {names}.")
     if leaky:
-        through = f"all {count}" if len(leaky) == count else f"{len(leaky)} of {count}"
-        lead.append(f"Through {through} methods something private is still found.")
+        through = f"All {count}" if len(leaky) == count else f"{len(leaky)} of {count}"
+        lead.append(f"{through} methods still leak something private.")
     if unsettled:
-        lead.append(f"For {unsettled} of {count} methods this audit cannot tell.")
+        lead.append(f"For {unsettled} of {count} methods this audit is inconclusive.")
     more = _most_useful(safe) if safe else _least_found(leaky)
     if safe:
         worst: State = "safe" if len(safe) == count else "some"
@@ -221,19 +223,23 @@ def summary(results: Sequence[Result]) -> tuple[State, str, str]:
 
 
 def _most_useful(safe: Sequence[tuple[str, Result]]) -> str:
-    """Of methods at chance, which keeps most of each use."""
-    said = []
+    """Of methods at chance, the one with the highest utility for each target."""
+    sentences = []
     for use in safe[0][1].targets("utility"):
         kept = [(name, result, row) for name, result in safe if (row := result.headline("utility", use))]
         if kept:
             name, result, row = max(kept, key=lambda item: item[2].value)
-            which = f"With {name}," if len(safe) == 1 else f"Of the methods at chance {name} keeps most:"
-            said.append(f"{which} {use} is recognised in {_beside(result, row)}.")
-    return " ".join(said)
+            which = (
+                f"With {name},"
+                if len(safe) == 1
+                else f"Of the methods at chance {name} has the highest utility:"
+            )
+            sentences.append(f"{which} {use} is recognised in {_beside(result, row)}.")
+    return " ".join(sentences)
 
 
 def _least_found(leaky: Sequence[tuple[str, Result]]) -> str:
-    """Of methods that leak, which leaks least at its worst."""
+    """Of methods that leak, the one that leaks least to its strongest attacker."""
     known = []
     for name, result in leaky:
         shares = [result.excess(row) for row in result.headlines("leakage")]
@@ -243,7 +249,7 @@ def _least_found(leaky: Sequence[tuple[str, Result]]) -> str:
         return ""
     most, name, result = min(known, key=lambda item: item[0])
     kept = [f"; {row.target} is recognised in {_beside(result, row)}" for row in result.headlines("utility")]
-    return f"Least is found through {name}: at worst {percent(most)} of what raw video leaks{''.join(kept)}."
+    return f"{name} leaks least: at worst {percent(most)} of what raw video leaks{''.join(kept)}."
 
 
 def _beside(result: Result, row: Row) -> str:
@@ -255,11 +261,11 @@ def _beside(result: Result, row: Row) -> str:
 
 def untested(results: Sequence[Result]) -> list[str]:
     """What was not tested; of some methods only, with their names."""
-    said = []
+    sentences = []
     for sentence in dict.fromkeys(sentence for result in results for sentence in result.untested):
         whose = [name for name, result in named(results) if sentence in result.untested]
-        said.append(sentence if len(whose) == len(results) else f"{sentence} ({listed(whose)})")
-    return said
+        sentences.append(sentence if len(whose) == len(results) else f"{sentence} ({listed(whose)})")
+    return sentences
 
 
 def notes(rows: Iterable[Row]) -> list[str]:
@@ -279,27 +285,27 @@ def facts(results: Sequence[Result]) -> list[tuple[str, list[tuple[str, str]]]]:
         ("time", lambda r: _duration(r.seconds) if r.seconds else ""),
         ("version", lambda r: f"Veil {r.version}" if r.version else ""),
     ]
-    told = []
-    for fact, ask in asked:
-        values = [(name, ask(result)) for name, result in named(results)]
+    found = []
+    for fact, value_of in asked:
+        values = [(name, value_of(result)) for name, result in named(results)]
         if len({value for _, value in values}) == 1:
             values = [("", values[0][1])]
         elif fact == "method":
             fact, values = "methods", [("", value) for _, value in values]
         if values := [(name, value) for name, value in values if value]:
-            told.append((fact, values))
-    return told
+            found.append((fact, values))
+    return found
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings in words; those of a group, such as a suite, each by itself."""
-    told: dict[str, str] = {}
+    found: dict[str, str] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            told |= {f"{key}: {inner}": _setting(v) for inner, v in value.items() if inner != "untested"}
+            found |= {f"{key}: {inner}": _setting(v) for inner, v in value.items() if inner != "untested"}
         else:
-            told[key] = _setting(value)
-    return told
+            found[key] = _setting(value)
+    return found
 
 
 def _settings(values: Mapping[str, Any]) -> str:
@@ -322,12 +328,12 @@ def _duration(seconds: float) -> str:
 
 
 def chance_of(row: Row) -> float | None:
-    """Chance, where it says something."""
+    """The chance level; None for a gap, which has none."""
     return None if row.role == "bias" else row.chance
 
 
 def excess_of(result: Result, row: Row) -> float | None:
-    """The share of what raw video gives above chance that is left, where it says something."""
+    """The share of what raw video gives above chance that is left; None for a gap."""
     return None if row.role == "bias" else result.excess(row)
 
 

@@ -1,7 +1,7 @@
-"""Footage: the videos of a dataset as an attacker gets them, small enough to be held in memory.
+"""The videos of a dataset as an attacker gets them, small enough to be held in memory.
 
-Every video passes the same way as a file does: its frames, in 8 bits, through `Anonymizer.stream`, and, if asked,
-through the encoder and the decoder. Only then a few frames, spread over the whole video, are kept.
+Every video is processed as a file is: its 8-bit frames go through `Anonymizer.stream` and, where chosen, through the
+encoder and the decoder. Only then a few frames, spread over the whole video, are taken.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veil.audit.result import After
-from veil.core import Anonymizer, Frames, VeilError
+from veil.audit.result import Encoding
+from veil.core import Anonymizer, Frames, Progress, VeilError
 from veil.data import Dataset, Sample
 from veil.data.frames import FrameReader, Read, square
 from veil.media.sinks import open_sink
 from veil.media.sources import open_source
 from veil.media.video import FrameTime, VideoInfo
 
-FPS = 25  # of the file that an H.264 round trip writes; the encoder looks at frames, not at seconds
-ROOM = 4 << 30  # bytes of raw video that are remembered
-Progress = Callable[[int, int], None]  # done, in all
+FPS = 25  # of the file that an H.264 round trip writes; the encoder does not use it
+MEMORY = 4 << 30  # bytes of raw video that are held
 
 
 @dataclass(frozen=True)
-class Footage:
-    """Videos of one size and length, with what is known of them."""
+class Videos:
+    """Videos of one size and length, with their labels."""
 
     frames: Tensor  # (N, F, S, S, 3) uint8
     samples: tuple[Sample, ...]
@@ -48,44 +47,44 @@ class Footage:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def of(self, keep: Callable[[Sample], bool]) -> Footage:
+    def of(self, keep: Callable[[Sample], bool]) -> Videos:
         """The videos whose sample is to be kept."""
         rows = [row for row, sample in enumerate(self.samples) if keep(sample)]
         return replace(self, frames=self.frames[rows], samples=tuple(self.samples[row] for row in rows))
 
-    def split(self, name: str) -> Footage:
+    def split(self, name: str) -> Videos:
         """The videos of one split."""
         return self.of(lambda sample: sample.split == name)
 
-    def to(self, device: torch.device | str) -> Footage:
+    def to(self, device: torch.device | str) -> Videos:
         """The same, on another device."""
         return replace(self, frames=self.frames.to(device))
 
     def classes(self, target: str) -> tuple[str, ...]:
-        """The answers that a target has."""
+        """The names of a target's classes."""
         return {"action": self.actions, "identity": self.identities, "attributes": self.attributes}[target]
 
     def truth(self, target: str) -> Tensor:
-        """The right answers: classes ``(N,)`` int64, or for attributes ``(N, A)`` of 0 and 1."""
+        """The labels: classes ``(N,)`` int64, or for attributes ``(N, A)`` of 0 and 1."""
         if target == "attributes":
             return torch.tensor([sample.attributes for sample in self.samples], dtype=torch.float32)
         return torch.tensor([getattr(sample, target) for sample in self.samples], dtype=torch.int64)
 
     def targets(self) -> list[str]:
-        """What can be asked: each sample knows it, and there is more than one answer."""
+        """The targets that each sample is labelled with and that have more than one class."""
         found = []
         for target in ("action", "identity", "attributes"):
             missing = () if target == "attributes" else (None,)
-            told = [getattr(sample, target) for sample in self.samples]
-            if told and all(answer not in (*missing, ()) for answer in told) and len(set(told)) > 1:
+            labels = [getattr(sample, target) for sample in self.samples]
+            if labels and all(label not in (*missing, ()) for label in labels) and len(set(labels)) > 1:
                 found.append(target)
         return found
 
 
-def seen_before(train: Footage, test: Footage, target: str) -> bool:
-    """Whether most of the test videos have an answer that the training videos have: strangers cannot be named."""
-    learned, asked = set(train.truth(target).tolist()), test.truth(target).tolist()
-    return sum(answer in learned for answer in asked) > len(asked) / 2
+def seen_in_training(train: Videos, test: Videos, target: str) -> bool:
+    """Whether most test videos have a class that training videos have: unseen identities cannot be classified."""
+    known, asked = set(train.truth(target).tolist()), test.truth(target).tolist()
+    return sum(answer in known for answer in asked) > len(asked) / 2
 
 
 def gather(
@@ -94,12 +93,12 @@ def gather(
     *,
     size: int,
     frames: int,
-    after: After = "8-bit",
+    encoding: Encoding = "8-bit",
     samples: Sequence[Sample] | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
-) -> Footage:
-    """The footage of a dataset: brought to ``size``² pixels, anonymized (None: raw), ``frames`` of each video."""
+) -> Videos:
+    """The videos of a dataset: brought to ``size``² pixels, anonymized (None: raw), ``frames`` of each video."""
     chosen = dataset.samples if samples is None else samples
     reader = FrameReader(dataset, size=size, cache=cache)
     kept: list[Sample] = []
@@ -107,8 +106,8 @@ def gather(
 
     def make(read: Read) -> tuple[Sample, Frames]:
         raw = square(read.frames, size)
-        out = raw if anonymizer is None else veiled(anonymizer, raw)
-        if after == "h264" and len(out) > 1:
+        out = raw if anonymizer is None else anonymized(anonymizer, raw)
+        if encoding == "h264" and len(out) > 1:
             out = round_trip(out)
         return read.sample, out[np.linspace(0, len(out) - 1, frames).round().astype(int)]
 
@@ -120,8 +119,11 @@ def gather(
         if progress:
             progress(len(kept), len(chosen))
     if store is None:
-        raise VeilError(f"{dataset.name} has no videos to audit; check it with `veil data check`.")
-    return Footage(
+        raise VeilError(
+            f"{dataset.name} has no videos to audit: check it with `veil data check`.",
+            code="audit-data-empty",
+        )
+    return Videos(
         torch.from_numpy(store[: len(kept)]),
         tuple(kept),
         dataset.name,
@@ -131,10 +133,10 @@ def gather(
     )
 
 
-def remembering(dataset: Dataset, size: int) -> Dataset:
-    """The dataset whose videos, small and square, stay in memory once they were read, as far as there is room."""
+def held_in_memory(dataset: Dataset, size: int) -> Dataset:
+    """The dataset, with its videos (small and square) held in memory once read, up to `MEMORY` bytes."""
     store: dict[str, Frames] = {}
-    room = [ROOM]
+    room = [MEMORY]
     reader = FrameReader(dataset, size=size)
 
     def keep(sample: Sample, frames: Frames) -> Frames:
@@ -157,7 +159,7 @@ def remembering(dataset: Dataset, size: int) -> Dataset:
     return replace(dataset, frames=frames, batch=batch if dataset.batch else None)
 
 
-def veiled(anonymizer: Anonymizer, frames: Frames) -> Frames:
+def anonymized(anonymizer: Anonymizer, frames: Frames) -> Frames:
     """A video ``(T, H, W, 3)`` after an anonymizer; every frame, or an error."""
     out = np.concatenate([part.frames for part in anonymizer.stream([frames])])
     if out.shape != frames.shape:
@@ -166,7 +168,7 @@ def veiled(anonymizer: Anonymizer, frames: Frames) -> Frames:
 
 
 def round_trip(frames: Frames) -> Frames:
-    """A video ``(T, H, W, 3)`` after the encoder's and the decoder's work: what is in the file that leaves."""
+    """A video ``(T, H, W, 3)`` after encoding and decoding: what the written file holds."""
     height, width = frames.shape[1:3]
     tick = Fraction(1, FPS)
     info = VideoInfo(width, height, Fraction(FPS), len(frames), tick)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from veil.cli.arguments import Flag, Output, Repeated, Several, command_line, data_options, key_value
+from cyclopts import Parameter
+
+from veil.cli.arguments import Flag, Repeated, Several, command_line, data_options, key_value
 from veil.cli.terminal import print_message, print_result, progress_bar
 from veil.core import VeilError
 
@@ -14,7 +16,7 @@ def audit(
     method: str | None = None,
     /,
     *,
-    output: Output,
+    output: Annotated[str | None, Parameter(name=["--output", "-o"])] = None,
     compare: Several = (),
     data: str = "synthetic",
     root: str | None = None,
@@ -33,6 +35,7 @@ def audit(
     device: str | None = None,
     jobs: int | None = None,
     fresh: Flag = False,
+    forget: Flag = False,
 ) -> int:
     """Train fresh attackers on a method's output; report what they still recognize, and the utility that is left.
 
@@ -78,9 +81,16 @@ def audit(
     jobs
         Recognizers trained at once [one a core without a GPU, else 1].
     fresh
-        Ignore cached results.
+        Measure again what is cached of this audit; other audits stay cached.
+    forget
+        Delete the cache of all audits and stop; it holds results and the weights of recognizers, but no frames.
     """
     from veil.audit.command import audit_methods, audit_videos
+
+    if forget:
+        return _forget(method or compare or videos)
+    if output is None:
+        raise VeilError("the folder of the report is missing: give it with -o.", code="output-missing")
 
     with progress_bar("audit", "") as progress:
         if videos or gallery:
@@ -117,9 +127,18 @@ def audit(
                 fresh=fresh,
                 command=command_line(),
                 progress=progress,
-                say=print_message,
+                warn=print_message,
             )
     for sentence in sentences:
         print_result(sentence)
     print_result(f"report: {written}")
+    return 0
+
+
+def _forget(further: object) -> int:
+    from veil.audit.cache import cache_folder, forget
+
+    if further:
+        raise VeilError("--forget only deletes the cache: leave out what is to be audited.", code="forget-alone")
+    print_result(f"{forget()} files deleted from {cache_folder()}")
     return 0

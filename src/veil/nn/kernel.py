@@ -71,7 +71,7 @@ class Kernel(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """What it looks at, standardised `(B, D)`."""
-        return self._standardised(self.shrunk(x))
+        return self.standardised(self.shrunk(x))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits `(B, K)`."""
@@ -99,7 +99,7 @@ class Kernel(nn.Module):
         deviation = exact.std(0, correction=0)
         self.mean = exact.mean(0).float()
         self.scale = torch.where(deviation > FLAT, 1 / deviation.clamp_min(FLAT), 0).float()
-        self.points = self._standardised(flat)
+        self.points = self.standardised(flat)
         labels = right.double().repeat_interleave(each, 0)
         self.share = labels.mean(0)
         labels = labels - self.share
@@ -126,7 +126,8 @@ class Kernel(nn.Module):
                 self.error = left_out.square().mean().sqrt().clamp_min(1e-3)
                 yield float((ridge * self.alpha).square().sum() / labels.square().sum())  # Y − m − f = λα
 
-    def _standardised(self, shrunk: Tensor) -> Tensor:
+    def standardised(self, shrunk: Tensor) -> Tensor:
+        """Pixels `(B, D)` in deviations from the training samples' mean, cut off."""
         return ((shrunk - self.mean) * self.scale).clamp(-FAR, FAR)
 
 

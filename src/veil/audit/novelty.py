@@ -1,0 +1,28 @@
+"""Which labels a learned anonymizer was trained with: a novel-label protocol must not contain them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from veil.audit.audit_data import AuditData
+from veil.training.data import DataConfig
+
+
+def trained_labels(config: DataConfig) -> dict[str, list[str]]:
+    """The labels that a run was trained with, where it was not with all."""
+    return {"actions": [*config.use.actions], "attributes": [*config.chosen]}
+
+
+def not_novel(config: DataConfig, data: AuditData) -> Iterator[str]:
+    """Where labels were chosen, for a run or for its audit: the labels under audit that the run was trained with."""
+    private = data.private or data.utility
+    asked = {
+        "actions": data.actions or data.utility.actions,
+        "attributes": data.attributes or private.attributes,
+    }
+    trained = trained_labels(config)
+    if data.actions and not trained["actions"] and config.use.name == data.utility.name:
+        trained["actions"] = [*data.utility.actions]
+    for kind, names in trained.items():
+        if both := [name for name in asked[kind] if name in names]:
+            yield f"Novel {kind} alone: the run was trained with {', '.join(both)}."
