@@ -8,8 +8,9 @@ A tiny audit of four made-up people, by attackers that are solved in seconds; `v
 from dataclasses import replace
 
 import veil
-from veil.audit.recognition import Recognizer
-from veil.audit.runner import Data, judge
+from veil.audit.audit_data import AuditData
+from veil.audit.recognition import RecognizerSpec
+from veil.audit.runner import run_audit
 from veil.audit.suites import SUITES
 from veil.data import read
 
@@ -17,19 +18,19 @@ ACTIONS = ("wave", "squat", "fall", "jump")
 suite = replace(
     SUITES["quick"],
     size=32,
-    uses=(Recognizer("kernel", "clips"),),
-    attackers=(Recognizer("kernel", "frames"),),
-    knows=("raw", "adapted"),  # trained on raw video; trained on what the method leaves
+    utility=(RecognizerSpec("kernel", "clips"),),
+    attackers=(RecognizerSpec("kernel", "frames"),),
+    knowledge=("oblivious", "adaptive"),  # trained on raw video; trained on what the method leaves
 )
 world = read("synthetic", None, count=2800, size=32)  # only what is used is painted
 few = [replace(s, attributes=()) for s in world.samples if s.identity in range(4)]
 people = replace(world, samples=few, attributes=())
 
 methods = {name: veil.make(name) for name in ("downsample:4x", "pixelate:16,region=frame")}
-for result in judge({"raw": None, **methods}, Data(people, actions=ACTIONS), suite):
+for result in run_audit({"raw": None, **methods}, AuditData(people, actions=ACTIONS), suite):
     print(result.method)
     for row in result.rows:
-        if row.knows == "adapted" and row.role != "bias":
+        if row.knowledge == "adaptive" and row.role != "bias":
             print(
                 f"  {row.target:9s}{row.value:.2f}   (chance {row.chance:.2f}, {row.n} videos, by {row.by})"
             )

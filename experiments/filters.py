@@ -37,13 +37,14 @@ import torch
 
 from experiments import records
 from experiments.records import Current, Record
-from veil.audit.experiment import merged
+from veil.audit.audit_data import AuditData
+from veil.audit.experiment import merge_seeds
 from veil.audit.provenance import data_fingerprint, source_fingerprint, suite_fingerprint, weights_fingerprint
-from veil.audit.recognition import Effort, Recognizer
-from veil.audit.reconstruction import Restoring
+from veil.audit.recognition import RecognizerSpec, TrainingBudget
+from veil.audit.reconstruction import ReconstructionBudget
 from veil.audit.report import write
 from veil.audit.result import Result
-from veil.audit.runner import Data, judge
+from veil.audit.runner import run_audit
 from veil.audit.suites import Suite
 from veil.core import Anonymizer, Frames, Image, Region, Veiled
 from veil.data import Dataset, Sample, read
@@ -78,20 +79,22 @@ SUITE = Suite(
     frames=16,
     videos=None,
     seeds=3,
-    uses=(Recognizer("small3d", "clips"), Recognizer("r3d_18", "clips")),
+    utility=(RecognizerSpec("small3d", "clips"), RecognizerSpec("r3d_18", "clips")),
     attackers=(
-        Recognizer("resnet18", "frames"),
-        Recognizer("small3d", "clips"),
-        Recognizer("kernel", "frames"),
-        Recognizer("kernel", "clips"),
+        RecognizerSpec("resnet18", "frames"),
+        RecognizerSpec("small3d", "clips"),
+        RecognizerSpec("kernel", "frames"),
+        RecognizerSpec("kernel", "clips"),
     ),
-    efforts={
-        "frames": Effort(steps=1000, rounds=2, batch=64, length=8),
-        "clips": Effort(steps=1300, rounds=2, batch=32, lr=3e-3, length=8),
-        "r3d_18 on clips": Effort(steps=1300, adapting=0.3, rounds=1, batch=32, lr=3e-4, length=8),
+    budgets={
+        "frames": TrainingBudget(steps=1000, rounds=2, batch=64, clip_length=8),
+        "clips": TrainingBudget(steps=1300, rounds=2, batch=32, lr=3e-3, clip_length=8),
+        "r3d_18 on clips": TrainingBudget(
+            steps=1300, adaptation=0.3, rounds=1, batch=32, lr=3e-4, clip_length=8
+        ),
     },
-    restoring=Restoring(steps=400, batch=64, width=24),
-    after=("8-bit",),
+    reconstruction=ReconstructionBudget(steps=400, batch=64, width=24),
+    encodings=("8-bit",),
     untested=("What H.264 leaves of it: see `veil audit`.",),
 )
 
@@ -180,7 +183,7 @@ def answer(root: Path, weights: Path, path: Path, device: str) -> None:
     net = net.to(device).eval()
     seen: dict[int, Image] = {}
     for data in datasets(root).values():
-        for dataset in filter(None, (data.use, data.private)):
+        for dataset in filter(None, (data.utility, data.private)):
             for sample in (small := held(dataset)).samples:
                 seen |= {zlib.crc32(image.tobytes()): image for image in small.frames(sample)}
     images, answers = list(seen), []
@@ -198,13 +201,13 @@ def answer(root: Path, weights: Path, path: Path, device: str) -> None:
     print(f"{len(images)} frames", flush=True)
 
 
-def datasets(root: Path) -> dict[str, Data]:
+def datasets(root: Path) -> dict[str, AuditData]:
     """The two protocols that the data at hand allows."""
     out = {}
     if (root / "utd_mhad_depth").exists():
-        out["utd-mhad"] = Data(read("utd-mhad", root / "utd_mhad_depth"))
+        out["utd-mhad"] = AuditData(read("utd-mhad", root / "utd_mhad_depth"))
     if (root / "ucf_sports").exists():
-        out["ucf-sports-utkface"] = Data(
+        out["ucf-sports-utkface"] = AuditData(
             read("ucf-sports", root / "ucf_sports"), read("utkface", root / "utkface")
         )
     return out
@@ -235,7 +238,9 @@ def record(root: Path, path: Path) -> None:
     finder = make("blacken:region=person")
     looks, lengths, boxes, at = [], [], [], []
     for data in datasets(root).values():
-        samples = [(one, sample) for one in filter(None, (data.use, data.private)) for sample in one.samples]
+        samples = [
+            (one, sample) for one in filter(None, (data.utility, data.private)) for sample in one.samples
+        ]
         for number, (one, sample) in enumerate(samples):
             frames = square(one.frames(sample), SIZE)
             found = [regions for part in finder.stream([frames]) for regions in part.regions or ()]
@@ -263,7 +268,9 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+]+", "-", name)
 
 
-def work(worker: int, tasks: list[Task], taken, data: dict[str, Data], given: argparse.Namespace) -> None:
+def work(
+    worker: int, tasks: list[Task], taken, data: dict[str, AuditData], given: argparse.Namespace
+) -> None:
     """Take tasks until there are none, or no time for another."""
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = True
@@ -299,13 +306,13 @@ def work(worker: int, tasks: list[Task], taken, data: dict[str, Data], given: ar
         suite = suite_of(protocol, seed)
         if given.tiny:
             suite = tiny(suite)
-        (result,) = judge(
+        (result,) = run_audit(
             {name: anonymizer},
             data[protocol],
             suite,
             seeds=[seed],
             device=given.device,
-            keep=given.keep,
+            cache=given.keep,
             command="python -m experiments.filters table DATA --regions regions.npz --parts parts.npz",
         )
         now = Current(code_of(name), suite_fingerprint(suite_of(protocol, seed)))
@@ -319,15 +326,20 @@ def work(worker: int, tasks: list[Task], taken, data: dict[str, Data], given: ar
 
 def fewer_steps(suite: Suite) -> Suite:
     """For 75 clips, which networks fit in far fewer steps."""
-    fewer = {sees: replace(effort, steps=400) for sees, effort in suite.efforts.items() if "clips" in sees}
-    return replace(suite, efforts=suite.efforts | fewer)
+    fewer = {key: replace(budget, steps=400) for key, budget in suite.budgets.items() if "clips" in key}
+    return replace(suite, budgets=suite.budgets | fewer)
 
 
 def suite_of(protocol: str, seed: int) -> Suite:
     """The recognizers of a protocol; the larger networks, which seldom are the strongest here, for the first seed only."""
     suite = fewer_steps(SUITE) if protocol == "ucf-sports-utkface" else SUITE
     if seed > 0:
-        suite = replace(suite, uses=suite.uses[:1], attackers=suite.attackers[:1], knows=("raw", "adapted"))
+        suite = replace(
+            suite,
+            utility=suite.utility[:1],
+            attackers=suite.attackers[:1],
+            knowledge=("oblivious", "adaptive"),
+        )
     return suite
 
 
@@ -339,7 +351,7 @@ def code_of(name: str) -> str:
 
 
 def record_of(
-    result: Result, protocol: str, seed: int, data: Data, anonymizer: Anonymizer | None, now: Current
+    result: Result, protocol: str, seed: int, data: AuditData, anonymizer: Anonymizer | None, now: Current
 ) -> Record:
     """The record of an audit's result."""
     plain = result.to_json()
@@ -357,7 +369,7 @@ def record_of(
         commit=records.commit(),
         code=now.code,
         weights=weights_fingerprint(anonymizer),
-        data=records.digest(*(data_fingerprint(one) for one in (data.use, data.private) if one)),
+        data=records.digest(*(data_fingerprint(one) for one in (data.utility, data.private) if one)),
         suite=now.suite,
         time=records.now(),
         hardware=result.device,
@@ -392,15 +404,15 @@ def _row(score: Mapping[str, Any]) -> dict[str, Any]:
 
 def tiny(suite: Suite) -> Suite:
     """To see that everything runs, on a processor."""
-    nets = {"clips": Recognizer("small3d", "clips"), "frames": Recognizer("small2d", "frames")}
+    nets = {"clips": RecognizerSpec("small3d", "clips"), "frames": RecognizerSpec("small2d", "frames")}
     return replace(
         suite,
         size=SIZE,
         videos=60,
-        uses=(nets["clips"],),
+        utility=(nets["clips"],),
         attackers=tuple(nets.values()),
-        efforts={sees: replace(effort, steps=4, batch=8, rounds=1) for sees, effort in suite.efforts.items()},
-        restoring=Restoring(steps=2, batch=4, width=4),
+        budgets={key: replace(budget, steps=4, batch=8, rounds=1) for key, budget in suite.budgets.items()},
+        reconstruction=ReconstructionBudget(steps=2, batch=4, width=4),
     )
 
 
@@ -409,7 +421,7 @@ def table(given: argparse.Namespace) -> None:
     given.begun = time.monotonic()
     given.known = Known(given.parts) if given.parts else None
     data = {
-        name: Data(held(one.use), held(one.private) if one.private else None)
+        name: AuditData(held(one.utility), held(one.private) if one.private else None)
         for name, one in datasets(given.data).items()
     }
     print(f"decoded in {time.monotonic() - given.begun:.1f} s", flush=True)
@@ -453,8 +465,8 @@ def merge(folder: Path, output: Path) -> None:
             joined.append(
                 dataclasses.replace(
                     parts[0],
-                    rows=merged(row for part in parts for row in part.rows),
-                    raw=merged(parts[0].raw),
+                    rows=merge_seeds(row for part in parts for row in part.rows),
+                    raw=merge_seeds(parts[0].raw),
                     seconds=sum(part.seconds for part in parts),
                     settings={**parts[0].settings, "seeds": [record.seed for record in methods[name]]},
                 )

@@ -34,10 +34,11 @@ import torch
 from experiments import filters, records
 from experiments.records import Current
 from veil.apps.train import train
-from veil.audit import videos as footage
+from veil.audit import videos
+from veil.audit.audit_data import AuditData
 from veil.audit.provenance import source_fingerprint, suite_fingerprint
-from veil.audit.recognition import Recognizer
-from veil.audit.runner import Data, judge
+from veil.audit.recognition import RecognizerSpec
+from veil.audit.runner import run_audit
 from veil.audit.suites import Suite
 from veil.core import Anonymizer, Frames, Veiled
 from veil.data import Dataset, Sample
@@ -130,15 +131,15 @@ class Difference(Anonymizer):
 
 
 FIXED: dict[str, Anonymizer] = {"difference and downsample 16x": Difference()}
-SUITE: Suite = replace(filters.SUITE, uses=(filters.SUITE.uses[0], Recognizer("kernel", "clips")))
-OTHER_USES = tuple(Recognizer(net, "clips") for net in ("r2plus1d_18", "x3d_s", "mvit_v2_s"))
+SUITE: Suite = replace(filters.SUITE, utility=(filters.SUITE.utility[0], RecognizerSpec("kernel", "clips")))
+OTHER_UTILITY = tuple(RecognizerSpec(net, "clips") for net in ("r2plus1d_18", "x3d_s", "mvit_v2_s"))
 OTHER_ATTACKERS = (
-    *(Recognizer(net, "frames") for net in ("resnet50", "resnet101", "vit_b_16")),
-    Recognizer("r3d_18", "clips"),
+    *(RecognizerSpec(net, "frames") for net in ("resnet50", "resnet101", "vit_b_16")),
+    RecognizerSpec("r3d_18", "clips"),
 )
-OTHER_EFFORTS = {  # large networks, from the beginning: slower, and once
-    "frames": replace(SUITE.efforts["frames"], steps=400, rounds=1, lr=3e-4),
-    "clips": replace(SUITE.efforts["r3d_18 on clips"], steps=500, adapting=0.4),
+OTHER_BUDGETS = {  # large networks, from the beginning: slower, and once
+    "frames": replace(SUITE.budgets["frames"], steps=400, rounds=1, lr=3e-4),
+    "clips": replace(SUITE.budgets["r3d_18 on clips"], steps=500, adaptation=0.4),
 }
 Task = tuple[str, str, int]  # protocol, row, seed
 
@@ -155,18 +156,18 @@ def base_of(protocol: str) -> str:
     )
 
 
-def half(data: Data, judged: bool) -> tuple[str, ...]:
+def half(data: AuditData, judged: bool) -> tuple[str, ...]:
     """The labels that train the method in the novel protocol, or those that are judged: the other half.
 
     Of actions the first half trains. Of attributes, gender and age train, and race is judged.
     """
     if data.private is None:
-        middle = len(data.use.actions) // 2
-        return data.use.actions[middle:] if judged else data.use.actions[:middle]
+        middle = len(data.utility.actions) // 2
+        return data.utility.actions[middle:] if judged else data.utility.actions[:middle]
     return tuple(name for name in data.private.attributes if (name in UTK_RACES) == judged)
 
 
-def changed(row: Row, protocol: str, seed: int, data: Data) -> list[str]:
+def changed(row: Row, protocol: str, seed: int, data: AuditData) -> list[str]:
     """What is set in a recipe for one protocol and seed."""
     at = PREFIX.get(row.recipe, GAMES.get(row.recipe, ""))
     sets = [*row.sets, f"{at}seed={seed}", f'{at}stage.use.root="."']
@@ -185,7 +186,7 @@ def changed(row: Row, protocol: str, seed: int, data: Data) -> list[str]:
 
 
 def work(
-    worker: int, tasks: list[Task], taken: Any, data: dict[str, Data], given: argparse.Namespace
+    worker: int, tasks: list[Task], taken: Any, data: dict[str, AuditData], given: argparse.Namespace
 ) -> None:
     """Take tasks until there are none, or no time for another."""
     torch.set_num_threads(1)
@@ -194,8 +195,8 @@ def work(
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     known: dict[str, Dataset] = {}
     for one in data.values():
-        known |= {dataset.name: dataset for dataset in (one.use, one.private) if dataset}
-    footage.cpu_count = lambda: 2  # threads of one worker
+        known |= {dataset.name: dataset for dataset in (one.utility, one.private) if dataset}
+    videos.cpu_count = lambda: 2  # threads of one worker
     stage.read_data = lambda name, root, **_: known[name]  # decoded once, for all
     longest = 0.0
     while True:
@@ -230,9 +231,9 @@ def suite_of(protocol: str, name: str, seed: int) -> Suite:
     if protocol.startswith("ucf-sports"):
         suite = filters.fewer_steps(suite)
     if protocol.endswith(OTHERS):
-        suite = replace(suite, uses=OTHER_USES, attackers=OTHER_ATTACKERS, efforts=OTHER_EFFORTS)
+        suite = replace(suite, utility=OTHER_UTILITY, attackers=OTHER_ATTACKERS, budgets=OTHER_BUDGETS)
     if seed > 0 or protocol.endswith(KINDS) or (name in ROWS and not ROWS[name].main):
-        suite = replace(suite, knows=("raw", "adapted"))
+        suite = replace(suite, knowledge=("oblivious", "adaptive"))
     return suite
 
 
@@ -255,7 +256,7 @@ def current(protocol: str, name: str, seed: int) -> Current:
     return Current(code_of(name), suite_fingerprint(suite_of(protocol, name, seed)))
 
 
-def evaluate(protocol: str, name: str, seed: int, data: Data, given: argparse.Namespace) -> None:
+def evaluate(protocol: str, name: str, seed: int, data: AuditData, given: argparse.Namespace) -> None:
     """Train a row, evaluate it, and add the record."""
     anonymizer, command, spent = None, "python -m experiments.learned table DATA", 0.0
     if name in FIXED:
@@ -295,14 +296,16 @@ def evaluate(protocol: str, name: str, seed: int, data: Data, given: argparse.Na
     began = time.monotonic()
     if given.tiny:
         suite = filters.tiny(suite)
-    (result,) = judge(
+    (result,) = run_audit(
         {name: anonymizer},
         data,
         suite,
         seeds=[seed],
         device=given.device,
-        jobs=len(suite.uses + suite.attackers) if protocol.endswith(OTHERS) else 1,  # each is slow by itself
-        keep=given.keep,
+        jobs=len(suite.utility + suite.attackers)
+        if protocol.endswith(OTHERS)
+        else 1,  # each is slow by itself
+        cache=given.keep,
         command=command,
     )
     print(f"    {name}: trained in {spent:.0f} s, evaluated in {time.monotonic() - began:.0f} s", flush=True)
@@ -350,7 +353,7 @@ def table(given: argparse.Namespace) -> None:
     given.begun = time.monotonic()
     found = filters.datasets(given.data)
     data = {
-        name: Data(filters.held(one.use), filters.held(one.private) if one.private else None)
+        name: AuditData(filters.held(one.utility), filters.held(one.private) if one.private else None)
         for name, one in found.items()
         if name in given.protocols.split(",")
     }
@@ -361,7 +364,7 @@ def table(given: argparse.Namespace) -> None:
             data[name] = replace(base, **{"attributes" if base.private else "actions": labels})
         else:
             change = {"unseen": swapped, "often": often}.get(name.rpartition("-")[2], lambda use: use)
-            data[name] = Data(change(base.use))
+            data[name] = AuditData(change(base.utility))
     print(f"decoded in {time.monotonic() - given.begun:.1f} s", flush=True)
     seeds = [int(seed) for seed in given.seeds.split(",")]
     only = given.only.split(";") if given.only else None
@@ -394,7 +397,7 @@ def length(root: Path) -> None:
     """What no change of pictures hides: who is found by trees that know a video's action and how long it is."""
     from sklearn.ensemble import ExtraTreesClassifier
 
-    dataset = filters.held(filters.datasets(root)["utd-mhad"].use)
+    dataset = filters.held(filters.datasets(root)["utd-mhad"].utility)
     known = {split: dataset.split(split) for split in ("train", "test")}
     told = {
         split: np.array([[*np.eye(len(dataset.actions))[s.action], len(dataset.frames(s))] for s in samples])

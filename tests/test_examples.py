@@ -15,7 +15,7 @@ import pytest
 import clips
 from conftest import ROOT, called
 from veil.apps.demo import sample
-from veil.audit.recognition import Recognizer
+from veil.audit.recognition import RecognizerSpec
 from veil.audit.suites import SUITES
 from veil.media.sources import open_source
 from veil.methods import ANONYMIZERS
@@ -101,9 +101,9 @@ def test_the_audit_knows_it(traces, tmp_path, monkeypatch):
         SUITES["quick"],
         size=32,
         videos=48,
-        uses=(Recognizer("kernel", "clips"),),
-        attackers=(Recognizer("kernel", "frames"),),
-        knows=("raw", "adapted"),
+        utility=(RecognizerSpec("kernel", "clips"),),
+        attackers=(RecognizerSpec("kernel", "frames"),),
+        knowledge=("oblivious", "adaptive"),
     )
     monkeypatch.setitem(SUITES, "quick", less)
     words = [*shlex.split(command)[2:], "--jobs", "1"]

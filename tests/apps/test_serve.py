@@ -403,10 +403,10 @@ SMALL_AUDIT = """if True:
     from dataclasses import replace
     from veil.audit.suites import SUITES
     suite = SUITES["quick"]
-    efforts = {sees: replace(effort, steps=2, batch=4) for sees, effort in suite.efforts.items()}
-    restoring = replace(suite.restoring, steps=2, batch=4)
-    fewer = dict(size=32, frames=4, videos=40, attackers=suite.attackers[2:3], knows=("adapted",))
-    SUITES["quick"] = replace(suite, efforts=efforts, restoring=restoring, **fewer)
+    budgets = {key: replace(budget, steps=2, batch=4) for key, budget in suite.budgets.items()}
+    reconstruction = replace(suite.reconstruction, steps=2, batch=4)
+    fewer = dict(size=32, frames=4, videos=40, attackers=suite.attackers[2:3], knowledge=("adaptive",))
+    SUITES["quick"] = replace(suite, budgets=budgets, reconstruction=reconstruction, **fewer)
 """
 ONE_CORE = """if True:
     import json, os

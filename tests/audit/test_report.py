@@ -15,11 +15,12 @@ import pytest
 
 from errors import refuses
 from veil.audit import html as page
-from veil.audit import summary as findings
+from veil.audit import summary
 from veil.audit.html import Box, overlaps, place_labels
 from veil.audit.report import markdown, table_markdown, write
-from veil.audit.result import KNOWLEDGE, Picture, Result, Row, trade_offs
-from veil.audit.summary import cautions, percent, share, state, weak
+from veil.audit.result import KNOWLEDGE, Picture, Result, Row
+from veil.audit.summary import cautions, percent, share, state, underfitted
+from veil.audit.trade_off import trade_offs
 from veil.core import VeilError
 from veil.media.draft import Draft
 
@@ -36,8 +37,8 @@ def row(role, target, value, chance, *, spread=0.012, error=0.02, n=431, **more)
     """A row with three seeds around a value."""
     defaults = {
         "by": "r3d-18 on clips",
-        "knows": "adapted",
-        "after": "8-bit",
+        "knowledge": "adaptive",
+        "encoding": "8-bit",
         "protocol": SAME,
         "metric": "top-1",
         "train_loss": (0.04, 0.03, 0.05),
@@ -59,7 +60,7 @@ def rows(action: float, identity: float, attributes: float, face: float | None =
 
     found = [
         row("utility", "action", 0.037 + action * (0.953 - 0.037), 0.037),
-        row("utility", "action", 0.037 + action * 0.61, 0.037, knows="raw", by="r3d-18 on clips"),
+        row("utility", "action", 0.037 + action * 0.61, 0.037, knowledge="oblivious", by="r3d-18 on clips"),
         leak("identity", identity, 0.984, 0.125, by="resnet18 on frames"),
         leak(
             "identity",
@@ -67,17 +68,23 @@ def rows(action: float, identity: float, attributes: float, face: float | None =
             0.984,
             0.125,
             by="r3d-18 on clips",
-            after="h264",
+            encoding="h264",
             train_loss=(1.4, 1.6),
         ),
-        leak("identity", 0.2 * identity, 0.984, 0.125, by="resnet18 on frames", knows="raw"),
-        leak("identity", 0.7 * identity, 0.984, 0.125, by="u-net, then resnet18", knows="restoring"),
+        leak("identity", 0.2 * identity, 0.984, 0.125, by="resnet18 on frames", knowledge="oblivious"),
+        leak("identity", 0.7 * identity, 0.984, 0.125, by="u-net, then resnet18", knowledge="reconstruction"),
     ]
     more = {"protocol": CROSS, "metric": "cMAP", "n": 2400, "by": "resnet18 on frames"}
     found.append(leak("attributes", attributes, 0.8225, 0.3975, parts=parts(attributes), **more))
     if face is not None:
         note = "stills of 8 people; the gallery is small"
-        seen = {"metric": "rank-1", "by": "sface", "knows": "embedding", "train_loss": (), "notes": (note,)}
+        seen = {
+            "metric": "rank-1",
+            "by": "sface",
+            "knowledge": "embedding",
+            "train_loss": (),
+            "notes": (note,),
+        }
         found.append(leak("face", face, 0.71, 0.125, **seen))
     gap = {"metric": "top-1 gap", "parts": {"female": (0.8, 0.05), "male": (0.8 + 0.06 * action, 0.05)}}
     return (*found, row("bias", "action", 0.06 * action, 0.0, **gap))
@@ -90,8 +97,8 @@ UNTESTED = (
 )
 
 
-def picture(caption: str, seed: int, restored: bool = True) -> Picture:
-    """A moment with a made-up person in it, blurred and badly restored."""
+def picture(caption: str, seed: int, reconstructed: bool = True) -> Picture:
+    """A moment with a made-up person in it, blurred and badly reconstructed."""
     grid_y, grid_x = np.mgrid[0:120, 0:160] / 120
     centre = 0.4 + 0.25 * seed
     body = ((grid_x - centre) / 0.18) ** 2 + ((grid_y - 0.75) / 0.4) ** 2 < 1
@@ -100,7 +107,7 @@ def picture(caption: str, seed: int, restored: bool = True) -> Picture:
     raw[body], raw[head] = (60, 90, 130), (214, 170, 140)
     coarse = raw[::20, ::20].repeat(20, 0).repeat(20, 1)
     soft = (0.5 * coarse + 0.5 * raw).astype(np.uint8)
-    return Picture(caption, raw, coarse, soft if restored else None)
+    return Picture(caption, raw, coarse, soft if reconstructed else None)
 
 
 def result(method: str, *shares: float, **more) -> Result:
@@ -109,7 +116,7 @@ def result(method: str, *shares: float, **more) -> Result:
         "data": "utd-mhad: 861 videos of 8 people, 112×112, 16 frames; utkface: 2400 stills",
         "rows": rows(*shares),
         "raw": RAW,
-        "settings": {"suite": {"size": 112, "efforts": {"frames": {"steps": 900}}}, "seeds": [0, 1, 2]},
+        "settings": {"suite": {"size": 112, "budgets": {"frames": {"steps": 900}}}, "seeds": [0, 1, 2]},
         "untested": UNTESTED,
         "command": f"veil audit {method} --data utd-mhad --seeds 3",
         "seconds": 3724.0,
@@ -235,7 +242,7 @@ def test_three_files_are_written_and_replaced(tmp_path, results):
 
 
 def test_without_results_there_is_nothing_to_write(tmp_path):
-    with pytest.raises(VeilError, match="no result"):
+    with refuses("report-empty"):
         write([], tmp_path)
 
 
@@ -307,12 +314,12 @@ def test_each_number_and_sentence_is_on_the_page_and_in_the_text(tmp_path, resul
         assert result.command in words and result.command in paper
         for row in result.rows:
             known = () if row.role == "bias" else (share(row.chance), share(result.excess(row)))
-            numbers = share(row.value), *known, findings.span(row.interval)
-            for number in (*numbers, findings.spread(row), str(row.n), findings.loss(row), row.by):
+            numbers = share(row.value), *known, summary.span(row.interval)
+            for number in (*numbers, summary.spread(row), str(row.n), summary.loss(row), row.by):
                 assert number in words and number in paper
             assert all(note in words and note in paper for note in row.notes)
-            assert KNOWLEDGE[row.knows] in words.replace(
-                KNOWLEDGE[row.knows].capitalize(), KNOWLEDGE[row.knows]
+            assert KNOWLEDGE[row.knowledge] in words.replace(
+                KNOWLEDGE[row.knowledge].capitalize(), KNOWLEDGE[row.knowledge]
             )
             counts = result.headline(*row.question) is row  # type: ignore[arg-type]
             assert all(
@@ -396,7 +403,7 @@ def test_a_kind_verdict_is_doubted():
     small = tuple(replace(r, n=9, interval=(0.0, 0.6)) if r.target == "face" else r for r in safe.rows)
     assert "is small (n 9)" in cautions(replace(safe, rows=small))[0]
     blind = tuple(replace(r, train_loss=(2.0, 2.1)) if r.target == "identity" else r for r in safe.rows)
-    assert "weak witnesses" in cautions(replace(safe, rows=blind))[0]
+    assert "underfittedes" in cautions(replace(safe, rows=blind))[0]
     sure = row("leakage", "identity", 0.1265, 0.125, error=0.001, protocol="stills", metric="rank-1")
     missed = replace(safe, rows=(*safe.rows, sure), raw=(*RAW, replace(sure, values=(0.9,))))
     assert state(missed) == "some" and missed.headline("leakage", "identity") == sure
@@ -408,19 +415,21 @@ def test_a_kind_verdict_is_doubted():
 
 def test_weak_witnesses():
     guess = math.log(1 / 0.125)
-    assert weak(replace(RAW[2], train_loss=(0.51 * guess,))) and not weak(
+    assert underfitted(replace(RAW[2], train_loss=(0.51 * guess,))) and not underfitted(
         replace(RAW[2], train_loss=(0.49 * guess,))
     )
     attributes = RAW[6]
     entropy = np.mean([-p * np.log(p) - (1 - p) * np.log(1 - p) for _, p in attributes.parts.values()])
-    assert weak(replace(attributes, train_loss=(0.51 * entropy,)))
-    assert not weak(replace(attributes, train_loss=(0.49 * entropy,)))
-    assert not weak(replace(RAW[2], train_loss=())) and not weak(replace(RAW[2], train_loss=(math.nan,)))
+    assert underfitted(replace(attributes, train_loss=(0.51 * entropy,)))
+    assert not underfitted(replace(attributes, train_loss=(0.49 * entropy,)))
+    assert not underfitted(replace(RAW[2], train_loss=())) and not underfitted(
+        replace(RAW[2], train_loss=(math.nan,))
+    )
 
 
 def test_a_gap_between_groups_has_neither_chance_nor_verdict(tmp_path):
     gap = single().rows[-1]
-    assert (gap.role, findings.chance_of(gap), findings.excess_of(single(), gap)) == ("bias", None, None)
+    assert (gap.role, summary.chance_of(gap), summary.excess_of(single(), gap)) == ("bias", None, None)
     words = Outline(html_of([single()], tmp_path)).text
     assert "Between the groups that are served best and worst; 6% on raw video." in words
     line = next(line for line in markdown([single()], []).splitlines() if "| bias |" in line)
@@ -429,7 +438,7 @@ def test_a_gap_between_groups_has_neither_chance_nor_verdict(tmp_path):
 
 
 def test_several_methods_in_a_sentence():
-    kind, lead, more = findings.summary(comparison())
+    kind, lead, more = summary.summary(comparison())
     assert kind == "some"
     assert lead.startswith(
         "Against 2 of 7 methods no attacker did better than chance: spact and spact:epochs=120."
@@ -437,29 +446,29 @@ def test_several_methods_in_a_sentence():
     assert (
         more == "Of the methods at chance spact keeps most: action is recognised in 89% (raw 95%, chance 4%)."
     )
-    kind, lead, more = findings.summary(comparison()[:5])
+    kind, lead, more = summary.summary(comparison()[:5])
     assert (kind, lead) == ("some", "Through all 4 methods something private is still found.")
     assert more.startswith(
         "Least is found through pixelate:16: at worst 31% of what raw video leaks; action is"
     )
-    assert findings.summary([at_chance(), at_chance()])[0] == "safe"
+    assert summary.summary([at_chance(), at_chance()])[0] == "safe"
 
 
 def test_pictures_are_grouped_by_moment(tmp_path):
     images = Outline(html_of(comparison(), tmp_path)).of("img")
-    assert len(images) == 2 * (1 + 7 + 7)  # raw once; of each method, anonymized and restored
+    assert len(images) == 2 * (1 + 7 + 7)  # raw once; of each method, anonymized and reconstructed
     assert len(Outline(html_of([single()], tmp_path)).of("img")) == 6
-    bare = replace(single(), pictures=(replace(picture("x", 0), restored=None),))
+    bare = replace(single(), pictures=(replace(picture("x", 0), reconstructed=None),))
     assert len(Outline(html_of([bare], tmp_path)).of("img")) == 2
     assert "guard it" not in html_of([replace(single(), pictures=())], tmp_path)
 
 
 def test_what_differs_between_methods_is_told_of_each():
-    told = dict(findings.facts([single(), replace(at_chance(), device="CPU")]))
+    told = dict(summary.facts([single(), replace(at_chance(), device="CPU")]))
     assert told["device"] == [("pixelate:16", "NVIDIA H200"), ("spact", "CPU")]
     assert told["data"] == [("", single().data)] and told["seeds"] == [("", "0, 1, 2")]
     assert told["time"] == [("", "1 h 2 min")]
-    assert told["suite: size"] == [("", "112")] and told["suite: efforts"] == [("", "(frames=(steps=900))")]
+    assert told["suite: size"] == [("", "112")] and told["suite: budgets"] == [("", "(frames=(steps=900))")]
 
 
 def test_labels_of_a_plot_do_not_overlap():

@@ -1,97 +1,85 @@
-"""What an audit must find, and what it must not, on the synthetic world with secrets planted in it."""
+"""What an audit must find, and what it must not, in videos of noise with a secret planted in them.
+
+No outcome depends on how well a training went: where an attacker has to fail, the videos do not depend on the label, and
+a solved attacker (kernel ridge regression) answers; where it has to succeed, the margin is wide.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 import torch
 
-from veil.audit.recognition import Effort, Recognizer
-from veil.audit.reconstruction import Restoring
+from veil.audit.audit_data import AuditData
+from veil.audit.recognition import RecognizerSpec, TrainingBudget
+from veil.audit.reconstruction import ReconstructionBudget, train_reconstructor
 from veil.audit.result import Result, Row
-from veil.audit.runner import Data, judge
+from veil.audit.runner import run_audit
 from veil.audit.suites import Suite
+from veil.audit.videos import gather
 from veil.core import Anonymizer, Frames, Veiled
 from veil.data import Dataset, Sample
-from veil.data.synthetic import read as read_world
-from veil.data.synthetic import render_samples
-from veil.methods import make
 
-SIZE, LENGTH, VIDEOS = 40, 8, 480
-MARK = slice(4, 16)  # rows and columns where the mark lives
+SIZE, LENGTH, VIDEOS = 32, 8, 300
+SPLITS = ("train", "train", "train", "val", "test")
+MARK = slice(4, 16)  # rows and columns of the mark
+KERNEL = RecognizerSpec("kernel", "frames")
 SUITE = Suite(
-    about="as small as it can be",
+    about="as small as possible",
     size=SIZE,
     frames=LENGTH,
     videos=None,
     seeds=1,
-    uses=(),
-    attackers=(Recognizer("small2d", "frames"),),
-    efforts={
-        "frames": Effort(steps=240, rounds=1, batch=24, lr=3e-3),
-        "motion": Effort(steps=90, rounds=1, batch=16, lr=3e-3, length=LENGTH),
+    utility=(),
+    attackers=(KERNEL,),
+    budgets={
+        "frames": TrainingBudget(steps=240, rounds=2, batch=24, lr=3e-3),
+        "motion": TrainingBudget(steps=200, rounds=2, batch=16, lr=3e-3, clip_length=LENGTH),
+        "kernel on frames": TrainingBudget(batch=48, views=2),
     },
-    restoring=Restoring(steps=20, batch=8, width=8),
-    knows=("raw", "adapted"),
-    after=("8-bit",),
+    reconstruction=ReconstructionBudget(steps=20, batch=8, width=8),
+    knowledge=("oblivious", "adaptive"),
+    encodings=("8-bit",),
 )
 
 
-@pytest.fixture(scope="module")
-def world() -> tuple[list[Sample], np.ndarray]:
-    """Videos of the synthetic world, to plant something in."""
-    samples = [replace(s, span=(0, LENGTH)) for s in read_world(count=VIDEOS, size=SIZE).samples]
-    frames = np.concatenate(
-        [render_samples(samples[i : i + 60], size=SIZE).numpy() for i in range(0, VIDEOS, 60)]
-    )
-    return samples, frames
-
-
-def planted(world: tuple[list[Sample], np.ndarray], secret: str) -> Dataset:
-    """The world with a secret: a striped badge (lying or standing), or a way of swaying (slow, middle, fast)."""
-    samples, frames = world
-    dice = np.random.default_rng(0)
-    made, kept = {}, []
-    for index, (sample, video) in enumerate(zip(samples, frames, strict=True)):
-        plain = replace(sample, action=None, attributes=(), identity=None, groups={})
-        if secret == "mark":
-            answer = index % 2
-            made[sample.id] = _marked(video, answer, dice)
-            kept.append(replace(plain, attributes=(float(answer),)))
+def planted(secret: str, seed: int = 0) -> Dataset:
+    """Videos of three people who differ by one thing: the brightness of a mark, its stripes, or how the image sways."""
+    rng = np.random.default_rng(seed)
+    videos, samples = {}, []
+    for index in range(VIDEOS):
+        identity = int(rng.integers(3))
+        image = rng.normal(120, 12, (SIZE, SIZE, 3))
+        if secret == "sway":
+            video = _swaying(image, (0.05, 0.17, 0.4)[identity], rng)
         else:
-            answer = index % 3
-            made[sample.id] = _swaying(video, (0.05, 0.17, 0.4)[answer], dice)
-            kept.append(replace(plain, identity=answer))
-    return Dataset(
-        f"planted {secret}",
-        kept,
-        lambda sample: made[sample.id],
-        attributes=("lying",) if secret == "mark" else (),
-        identities=("slow", "middle", "fast") if secret == "sway" else (),
-    )
+            video = np.repeat(image[None], LENGTH, 0) + rng.normal(0, 4, (LENGTH, SIZE, SIZE, 3))
+            mark = (
+                _stripes(identity, rng) if secret == "stripes" else np.full((12, 12), 30.0 * (identity - 1))
+            )
+            video[:, MARK, MARK] += mark[None, :, :, None]
+        name = f"v{index}"
+        videos[name] = np.clip(np.rint(video), 0, 255).astype(np.uint8)
+        samples.append(Sample(name, SPLITS[index % 5], identity=identity))
+    return Dataset(f"planted {secret}", samples, lambda sample: videos[sample.id], identities=("a", "b", "c"))
 
 
-def _marked(video: Frames, lying: int, dice: np.random.Generator) -> Frames:
-    stripes = np.sin(2 * np.pi * (np.arange(12) / 4 + dice.random()))
-    badge = np.broadcast_to(stripes[:, None] if lying else stripes, (12, 12)) * np.exp(dice.uniform(2, 4))
-    out = video.astype(np.float32) * 0.6 + 50 + dice.normal(0, 2, video.shape)
-    out[:, MARK, MARK] += badge[None, :, :, None]
-    return np.clip(np.rint(out), 0, 255).astype(np.uint8)
+def _stripes(identity: int, rng: np.random.Generator) -> np.ndarray:
+    """Lying, standing or diagonal, at a random phase: their mean image is the same."""
+    y, x = np.mgrid[:12, :12]
+    along = (y, x, (x + y) * np.sqrt(0.5))[identity]
+    return 40 * np.sin(2 * np.pi * (along / 4 + rng.random()))
 
 
-def _swaying(video: Frames, pace: float, dice: np.random.Generator) -> Frames:
-    times = np.arange(len(video))
-    shifts = np.rint(4 * np.sin(2 * np.pi * (pace * times + dice.random()))).astype(int) + dice.integers(
-        -4, 5
-    )
-    return np.stack([np.roll(frame, shift, axis=1) for frame, shift in zip(video, shifts, strict=True)])
+def _swaying(image: np.ndarray, pace: float, rng: np.random.Generator) -> np.ndarray:
+    shifts = np.rint(5 * np.sin(2 * np.pi * (pace * np.arange(LENGTH) + rng.random()))).astype(int)
+    return np.stack([np.roll(image, shift, axis=1) for shift in shifts])
 
 
 class BlackMark(Anonymizer):
-    """Blackens the place where the mark lives."""
+    """Blackens the mark."""
 
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         for frames in windows:
@@ -103,8 +91,19 @@ class BlackMark(Anonymizer):
         return {}
 
 
+class BlackHalf(BlackMark):
+    """Blackens the mark of about half of the videos, whatever the mark is."""
+
+    def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
+        for frames in windows:
+            out = frames.copy()
+            if int(frames[:, -1].sum()) % 2:
+                out[:, MARK, MARK] = 0
+            yield Veiled(out, None)
+
+
 class Scramble(BlackMark):
-    """Moves all pixels about, always in the same way."""
+    """Permutes all pixels, always in the same way."""
 
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         key = np.random.default_rng(1).permutation(SIZE * SIZE)
@@ -114,13 +113,13 @@ class Scramble(BlackMark):
 
 
 class OnlyMotion(BlackMark):
-    """A fresh texture for every video, moved as the video moves: a frame of it says nothing."""
+    """A fresh texture for every video, moved as the video moves: one frame of it is independent of the video."""
 
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         frames = np.concatenate(list(windows))
-        dice = np.random.default_rng(int(frames.sum()))
-        texture = dice.integers(0, 256, (SIZE, SIZE, 3)).astype(np.uint8)
-        at = dice.integers(SIZE)
+        rng = np.random.default_rng(int(frames.sum()))
+        texture = rng.integers(0, 256, (SIZE, SIZE, 3)).astype(np.uint8)
+        at = rng.integers(SIZE)
         grey = [frame.mean(-1).astype(np.float64) for frame in frames]
         for index, frame in enumerate(grey):
             if index:
@@ -128,62 +127,65 @@ class OnlyMotion(BlackMark):
             yield Veiled(np.roll(texture, at, axis=1)[None], None)
 
 
-def audited(
-    dataset: Dataset, suite: Suite = SUITE, keep: Path | None = None, **methods: Anonymizer | None
-) -> list[Result]:
+def audited(secret: str, suite: Suite = SUITE, seed: int = 0, **methods: Anonymizer | None) -> list[Result]:
+    return run_audit(methods, AuditData(planted(secret, seed)), suite, seeds=(seed,))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    return judge(methods, Data(dataset), suite, keep=keep)
+    yield
+    torch.set_num_threads(threads)
 
 
-def worst(result: Result, target: str) -> Row:
-    row = result.headline("leakage", target)
+def worst(result: Result) -> Row:
+    row = result.headline("leakage", "identity")
     assert row is not None
     return row
 
 
 def rows(result: Result) -> dict[str, Row]:
-    return {f"{row.knows} {row.by}": row for row in result.rows}
+    return {f"{row.knowledge} {row.by}": row for row in result.rows}
 
 
-@pytest.fixture(scope="module")
-def marked(world) -> Dataset:
-    return planted(world, "mark")
+def test_a_mark_is_found_hidden_or_half_hidden():
+    """With half of the marks hidden, two thirds of the answers are right: all of one half, a third of the other."""
+    black, half = audited("mark", black=BlackMark(), half=BlackHalf())
+    (raw,) = (row for row in black.raw if row.by == str(KERNEL))
+    assert raw.value > 0.9
+    assert worst(black).at_chance, black.rows
+    assert worst(black).value + 0.1 < worst(half).value < 0.85, half.rows
+    assert not worst(half).at_chance
 
 
-@pytest.fixture(scope="module")
-def keep(tmp_path_factory) -> Path:
-    """Where the recognizer of raw video is kept, so that it learns once."""
-    return tmp_path_factory.mktemp("kept")
+def test_the_key_of_a_scramble_is_found():
+    """By correlation, in closed form: what comes back is raw video."""
+    data = planted("stripes")
+    raw, scrambled = (gather(data, method, size=SIZE, frames=LENGTH) for method in (None, Scramble()))
+    pairs = [(videos.split("train"), videos.split("val")) for videos in (raw, scrambled)]
+    reconstruct = train_reconstructor(*pairs, SUITE.reconstruction)
+    assert reconstruct.kind == "keyed" and reconstruct.error < 2 / 255 < reconstruct.before / 10
+    test = reconstruct(scrambled.split("test")).frames.float()
+    assert (test - raw.split("test").frames.float()).abs().mean() < 2
 
 
 @pytest.mark.slow
-def test_a_mark_is_found_gone_or_half_hidden(marked, keep):
-    blur = make("blur:kernel=7,sigma=1.2,region=frame")
-    black, mild = audited(marked, keep=keep, black=BlackMark(), blur=blur)
-    (raw,) = (row for row in black.raw if row.by == "small2d on frames")
-    assert raw.value >= 0.95 and not raw.at_chance
-    assert worst(black, "attributes").at_chance, black.rows
-    found = worst(mild, "attributes")
-    assert worst(black, "attributes").value + 0.05 < found.value < raw.value - 0.02, (found, raw)
-
-
-@pytest.mark.slow
-def test_a_scramble_is_undone_by_the_restoring_attacker_alone(marked, keep):
-    suite = replace(SUITE, knows=("raw", "adapted", "restoring"))
-    (result,) = audited(marked, suite, keep, scramble=Scramble())
+def test_the_reconstruction_attacker_recognises_what_the_oblivious_one_cannot():
+    """The oblivious attacker was trained on other images; reconstructed ones are nearly raw."""
+    net = RecognizerSpec("small2d", "frames")
+    suite = replace(SUITE, attackers=(net,), knowledge=("oblivious", "reconstruction"))
+    (result,) = audited("stripes", suite, scramble=Scramble())
     found = rows(result)
-    assert found["raw small2d on frames"].at_chance, found
-    assert found["adapted small2d on frames"].at_chance, found
-    assert found["restoring small2d on frames"].value >= 0.95, found
-    assert worst(result, "attributes").knows == "restoring"
+    assert found[f"reconstruction {net}"].value > 0.8 > 0.6 > found[f"oblivious {net}"].value, found
+    assert worst(result).knowledge == "reconstruction"
 
 
 @pytest.mark.slow
-def test_what_leaks_through_motion_alone_is_found(world):
-    suite = replace(SUITE, attackers=(*SUITE.attackers, Recognizer("small3d", "motion")))
-    samples, frames = world
-    (result,) = audited(planted((samples[:300], frames[:300]), "sway"), suite, moving=OnlyMotion())
+def test_what_leaks_through_motion_alone_is_found():
+    net = RecognizerSpec("small3d", "motion")
+    (result,) = audited("sway", replace(SUITE, attackers=(KERNEL, net)), moving=OnlyMotion())
     found = rows(result)
-    assert found["adapted small2d on frames"].at_chance, found
-    assert found["adapted small3d on motion"].value > 0.75, found
-    assert worst(result, "identity").by == "small3d on motion"
+    assert found[f"adaptive {KERNEL}"].at_chance, found
+    assert found[f"adaptive {net}"].value > 0.7, found
+    assert worst(result).by == str(net)

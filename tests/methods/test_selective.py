@@ -471,7 +471,8 @@ def test_explained_tells_each_frame_in_order_and_maps_where_it_looked(every):
 def test_nobody_is_recognised(tmp_path: Path):
     """Faces that dlib's embedding knows in the original, each of them, and none in what the default method made."""
     pytest.importorskip("dlib", reason="the extra 'faces' is not installed")
-    from veil.audit.reidentification import compare_folders, read_gallery
+    from veil.audit.gallery import read_gallery
+    from veil.audit.reidentification import compare_folders
     from veil.people import faces
 
     with closing(open_source(SHARED / "video" / "obama_speech.mp4")) as source:

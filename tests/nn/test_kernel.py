@@ -8,16 +8,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from errors import refuses
 from veil.audit import recognition as recognize
-from veil.audit.recognition import Effort, Recognizer, Trained, learn
-from veil.audit.videos import Footage
-from veil.core import VeilError
+from veil.audit.recognition import RecognizerSpec, TrainedRecognizer, TrainingBudget
+from veil.audit.recognizer_training import train_recognizer
+from veil.audit.videos import Videos
 from veil.data import Sample
 from veil.nn.kernel import GAMMAS, RIDGES, Kernel
 
 SPLITS = ("train", "train", "train", "val", "test")
-EFFORT = Effort(batch=16, length=4)
-CLIPS = Recognizer("kernel", "clips")
+BUDGET = TrainingBudget(batch=16, clip_length=4)
+CLIPS = RecognizerSpec("kernel", "clips")
 
 
 @pytest.fixture(autouse=True)
@@ -42,26 +43,26 @@ def solved(x: Tensor, y: Tensor, choice: int, each: int = 1) -> Kernel:
     return net
 
 
-def footage(frames: np.ndarray, **told: list) -> Footage:
+def labelled(frames: np.ndarray, **told: list) -> Videos:
     """Videos ``(N, F, H, W, 3)`` with what is told of each, by turns for training, validation and test."""
     samples = tuple(
         Sample(f"v{i}", SPLITS[i % 5], **{name: told[name][i] for name in told}) for i in range(len(frames))
     )
     people = tuple(map(str, range(max(told.get("identity", [0])) + 1)))
     attributes = tuple("abc"[: len(told["attributes"][0])]) if "attributes" in told else ()
-    return Footage(torch.from_numpy(frames), samples, "made up", (), attributes, people)
+    return Videos(torch.from_numpy(frames), samples, "made up", (), attributes, people)
 
 
-def split(whole: Footage) -> tuple[Footage, Footage, Footage]:
+def split(whole: Videos) -> tuple[Videos, Videos, Videos]:
     return whole.split("train"), whole.split("val"), whole.split("test")
 
 
 @pytest.mark.parametrize("choice", range(len(GAMMAS) * len(RIDGES)))
 def test_it_is_the_closed_form(choice):
-    dice = torch.Generator().manual_seed(0)
-    x, y = torch.randn(12, 5, generator=dice), torch.eye(3)[torch.arange(12) % 3]
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(12, 5, generator=rng), torch.eye(3)[torch.arange(12) % 3]
     x[:, 4] = 7  # says nothing
-    new = torch.randn(4, 5, generator=dice)
+    new = torch.randn(4, 5, generator=rng)
     gamma, ridge = GAMMAS[choice // len(RIDGES)], RIDGES[choice % len(RIDGES)]
 
     mean, deviation = x.double().mean(0), x.double().std(0, correction=0)
@@ -95,10 +96,10 @@ def test_it_is_the_closed_form(choice):
 
 def test_who_is_left_out_is_left_out_with_the_whole_video():
     """Looks at one video are alike: they must not answer for each other."""
-    dice = torch.Generator().manual_seed(0)
-    videos = torch.randn(20, 1, 6, generator=dice)
-    looks = (videos + 0.01 * torch.randn(20, 4, 6, generator=dice)).flatten(0, 1)
-    y = torch.eye(2)[torch.randint(2, (20,), generator=dice)]  # chance alone
+    rng = torch.Generator().manual_seed(0)
+    videos = torch.randn(20, 1, 6, generator=rng)
+    looks = (videos + 0.01 * torch.randn(20, 4, 6, generator=rng)).flatten(0, 1)
+    y = torch.eye(2)[torch.randint(2, (20,), generator=rng)]  # chance alone
     choice = len(RIDGES) * 3  # the narrowest kernel, the least ridge
     alone = solved(looks, y.repeat_interleave(4, 0), choice)
     together = solved(looks, y, choice, each=4)
@@ -108,8 +109,8 @@ def test_who_is_left_out_is_left_out_with_the_whole_video():
 
 @pytest.mark.parametrize("problem", ["xor", "line"])
 def test_xor_needs_a_kernel_and_a_line_does_not(problem):
-    dice = torch.Generator().manual_seed(0)
-    x, new = torch.randn(2, 300, 2, generator=dice)
+    rng = torch.Generator().manual_seed(0)
+    x, new = torch.randn(2, 300, 2, generator=rng)
     right, asked = (((z.prod(1) if problem == "xor" else z.sum(1)) > 0).long() for z in (x, new))
     found = []
     for choice in range(len(GAMMAS) * len(RIDGES)):
@@ -129,8 +130,8 @@ def test_small_frames_are_not_enlarged_and_large_ones_shrink():
 
 def noisy(count: int, frames: int = 8, size: int = 20, seed: int = 0) -> tuple[np.ndarray, list[int]]:
     """Videos of noise in which the brightness of a corner tells who of three it is."""
-    dice = np.random.default_rng(seed)
-    videos = dice.normal(128, 20, (count, frames, size, size, 3))
+    rng = np.random.default_rng(seed)
+    videos = rng.normal(128, 20, (count, frames, size, size, 3))
     who = [i % 7 % 3 for i in range(count)]
     videos[:, :, :6, :6] += np.array([-30, 0, 30])[who][:, None, None, None, None]
     return videos.clip(0, 255).astype(np.uint8), who
@@ -139,17 +140,17 @@ def noisy(count: int, frames: int = 8, size: int = 20, seed: int = 0) -> tuple[n
 @pytest.mark.parametrize("sees", ["frames", "clips"])
 def test_saved_and_restored_it_answers_the_same(sees, tmp_path):
     videos, who = noisy(100)
-    train, val, test = split(footage(videos, identity=who))
-    trained = learn(Recognizer("kernel", sees), "identity", train, val, effort=EFFORT)
-    assert trained.score(test)[0].value > 0.9 and not trained.weak
+    train, val, test = split(labelled(videos, identity=who))
+    trained = train_recognizer(RecognizerSpec("kernel", sees), "identity", train, val, budget=BUDGET)
+    assert trained.score(test)[0].value > 0.9 and not trained.underfitted
     assert trained.constant == pytest.approx(math.log(3), abs=0.1)
     save_file(trained.tensors(), tmp_path / "kept")
     tensors = load_file(tmp_path / "kept")
-    back = Trained.from_tensors(trained.recognizer, "identity", tensors, EFFORT, train)
+    back = TrainedRecognizer.from_tensors(trained.recognizer, "identity", tensors, BUDGET, train)
     assert torch.equal(back.logits(test.frames), trained.logits(test.frames))
     assert np.array_equal(back.features(test.frames), trained.features(test.frames))
     assert (back.loss, back.constant, back.val) == (trained.loss, trained.constant, trained.val)
-    again = learn(trained.recognizer, "identity", train, val, effort=EFFORT, start=trained, seed=1)
+    again = train_recognizer(trained.recognizer, "identity", train, val, budget=BUDGET, start=trained, seed=1)
     assert torch.equal(again.logits(test.frames), trained.logits(test.frames))  # no seed, where all fit
 
 
@@ -161,23 +162,23 @@ def test_motion_is_seen_without_what_stands_still():
         video[:, rows, 8:] += 16 * (np.arange(8) - 3.5)[:, None, None, None]
     found = []
     for frames in (videos, brighter.clip(0, 255).astype(np.uint8)):
-        train, val, test = split(footage(frames, identity=who))
-        effort = Effort(batch=16, length=8)
-        trained = learn(Recognizer("kernel", "motion"), "identity", train, val, effort=effort)
+        train, val, test = split(labelled(frames, identity=who))
+        budget = TrainingBudget(batch=16, clip_length=8)
+        trained = train_recognizer(RecognizerSpec("kernel", "motion"), "identity", train, val, budget=budget)
         found.append(trained.score(test)[0].value)
     assert found[0] < 0.6 and found[1] > 0.9, found
 
 
 def test_attributes():
-    dice = np.random.default_rng(0)
-    labels = dice.integers(0, 2, (200, 3)).astype(float)
-    videos = dice.normal(128, 15, (200, 4, 18, 18, 3))
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, (200, 3)).astype(float)
+    videos = rng.normal(128, 15, (200, 4, 18, 18, 3))
     for place in range(2):  # of the third, nothing can be seen
         corner = slice(6 * place, 6 * place + 6)
         videos[:, :, corner, corner] += 12 * labels[:, place][:, None, None, None, None]
-    whole = footage(videos.clip(0, 255).astype(np.uint8), attributes=[tuple(row) for row in labels])
+    whole = labelled(videos.clip(0, 255).astype(np.uint8), attributes=[tuple(row) for row in labels])
     train, val, test = split(whole)
-    trained = learn(CLIPS, "attributes", train, val, effort=EFFORT)
+    trained = train_recognizer(CLIPS, "attributes", train, val, budget=BUDGET)
     _, parts = trained.score(test)
     assert parts["a"][0] > 0.95 and parts["b"][0] > 0.95 and parts["c"][0] < 0.85
     likely = trained.probabilities(test.frames).mean(1)
@@ -188,10 +189,10 @@ def test_attributes():
 
 def test_somebody_who_is_missing_in_training_is_never_named():
     videos, who = noisy(100)
-    whole = footage(videos, identity=who)
+    whole = labelled(videos, identity=who)
     train, val, test = split(whole)
     train = train.of(lambda sample: sample.identity != 1)
-    trained = learn(CLIPS, "identity", train, val, effort=EFFORT)
+    trained = train_recognizer(CLIPS, "identity", train, val, budget=BUDGET)
     logits = trained.logits(test.frames)
     assert logits.shape[-1] == 3 and torch.isfinite(logits).all()
     assert not (logits.mean(1).argmax(1) == 1).any()
@@ -201,9 +202,9 @@ def test_somebody_who_is_missing_in_training_is_never_named():
 
 def test_a_single_frame():
     videos, who = noisy(150, frames=1, size=12)
-    train, val, test = split(footage(videos, identity=who))
+    train, val, test = split(labelled(videos, identity=who))
     for sees in ("frames", "clips"):
-        trained = learn(Recognizer("kernel", sees), "identity", train, val, effort=EFFORT)
+        trained = train_recognizer(RecognizerSpec("kernel", sees), "identity", train, val, budget=BUDGET)
         assert trained.logits(test.frames).shape == (30, 1, 3)
         assert trained.score(test)[0].value > 0.9
 
@@ -216,24 +217,24 @@ def test_blackened_video_is_answered_by_chance(target, sees):
     told = (
         {"identity": who} if target == "identity" else {"attributes": [(i % 2.0, i // 2 % 2.0) for i in who]}
     )
-    train, val, test = split(footage(black, **told))
-    trained = learn(Recognizer("kernel", sees), target, train, val, effort=EFFORT)
+    train, val, test = split(labelled(black, **told))
+    trained = train_recognizer(RecognizerSpec("kernel", sees), target, train, val, budget=BUDGET)
     answers = trained.probabilities(test.frames)
     assert np.isfinite(answers).all() and np.ptp(answers, axis=0).max() == 0  # one and the same
     score, _ = trained.score(test)
     assert score.chance is not None and score.value <= score.chance + 1e-9
-    assert trained.weak and trained.loss == pytest.approx(trained.constant, rel=1e-3)
+    assert trained.underfitted and trained.loss == pytest.approx(trained.constant, rel=1e-3)
 
 
 def test_too_many_samples_are_drawn_by_the_seed(monkeypatch):
     videos, who = noisy(100)  # 60 for training
-    train, val, _ = split(footage(videos, identity=who))
-    frames = Recognizer("kernel", "frames")
-    effort = Effort(batch=16, looks=8)
+    train, val, _ = split(labelled(videos, identity=who))
+    frames = RecognizerSpec("kernel", "frames")
+    budget = TrainingBudget(batch=16, views=8)
 
     def learned(most: int, seed: int = 0) -> Kernel:
-        monkeypatch.setattr(recognize, "MOST", most)
-        net = learn(frames, "identity", train, val, effort=effort, seed=seed).net
+        monkeypatch.setattr(recognize, "MAX_SAMPLES", most)
+        net = train_recognizer(frames, "identity", train, val, budget=budget, seed=seed).net
         assert isinstance(net, Kernel)
         return net
 
@@ -246,29 +247,29 @@ def test_too_many_samples_are_drawn_by_the_seed(monkeypatch):
 
 def test_it_takes_no_weights():
     videos, who = noisy(50)
-    train, val, _ = split(footage(videos, identity=who))
-    with pytest.raises(VeilError, match="it takes no weights"):
-        learn(CLIPS, "identity", train, val, effort=EFFORT, weights="kernel.pth")
+    train, val, _ = split(labelled(videos, identity=who))
+    with refuses("audit-weights-unused"):
+        train_recognizer(CLIPS, "identity", train, val, budget=BUDGET, weights="kernel.pth")
 
 
-def faint(people: int = 6, videos: int = 240, frames: int = 8, size: int = 32) -> Footage:
+def faint(people: int = 6, videos: int = 240, frames: int = 8, size: int = 32) -> Videos:
     """A cloudy texture that jumps about at random, and in a corner a pattern for each person, one grey level strong."""
-    dice = np.random.default_rng(0)
-    patterns = np.sign(dice.normal(size=(people, 8, 8)))
+    rng = np.random.default_rng(0)
+    patterns = np.sign(rng.normal(size=(people, 8, 8)))
     far = np.fft.fftfreq(size)
     smooth = np.exp(-150 * (far[:, None, None] ** 2 + far[None, :, None] ** 2))
     made = np.empty((videos, frames, size, size, 3))
     who = [i // 5 % people for i in range(videos)]
     for video, person in zip(made, who, strict=True):
         cloud = np.fft.ifft2(
-            np.fft.fft2(dice.normal(size=(size, size, 3)), axes=(0, 1)) * smooth, axes=(0, 1)
+            np.fft.fft2(rng.normal(size=(size, size, 3)), axes=(0, 1)) * smooth, axes=(0, 1)
         ).real
         cloud *= 35 / cloud.std()
         for frame in video:
-            frame[:] = 128 + np.roll(cloud, dice.integers(-10, 11, 2), (0, 1))
+            frame[:] = 128 + np.roll(cloud, rng.integers(-10, 11, 2), (0, 1))
         video[:, :8, :8] += patterns[person][:, :, None]
-    made += dice.normal(0, 1, made.shape)
-    return footage(np.rint(made).clip(0, 255).astype(np.uint8), identity=who)
+    made += rng.normal(0, 1, made.shape)
+    return labelled(np.rint(made).clip(0, 255).astype(np.uint8), identity=who)
 
 
 @pytest.mark.slow
@@ -276,12 +277,15 @@ def test_what_is_faint_and_stays_in_one_place_is_found_by_the_kernel_alone():
     """The reason for it: networks that look for what survives a shift overlook such a cue."""
     train, val, test = split(faint())
     found = {}
-    for recognizer, effort in (
-        (Recognizer("kernel", "frames"), Effort(batch=16)),
-        (Recognizer("small2d", "frames"), Effort(steps=120, rounds=1, batch=24, lr=3e-3)),
-        (Recognizer("small3d", "clips"), Effort(steps=50, rounds=1, batch=24, lr=3e-3, length=8)),
+    for recognizer, budget in (
+        (RecognizerSpec("kernel", "frames"), TrainingBudget(batch=16)),
+        (RecognizerSpec("small2d", "frames"), TrainingBudget(steps=120, rounds=1, batch=24, lr=3e-3)),
+        (
+            RecognizerSpec("small3d", "clips"),
+            TrainingBudget(steps=50, rounds=1, batch=24, lr=3e-3, clip_length=8),
+        ),
     ):
-        trained = learn(recognizer, "identity", train, val, effort=effort)
+        trained = train_recognizer(recognizer, "identity", train, val, budget=budget)
         found[str(recognizer)] = trained.score(test)[0].value
     assert found["kernel on frames"] > 0.9, found
     assert found["small2d on frames"] < 0.45 and found["small3d on clips"] < 0.45, found  # chance: 1/6
@@ -290,10 +294,11 @@ def test_what_is_faint_and_stays_in_one_place_is_found_by_the_kernel_alone():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_it_answers_the_same():
     videos, who = noisy(100)
-    train, val, test = split(footage(videos, identity=who))
+    train, val, test = split(labelled(videos, identity=who))
     one, two = (
-        learn(CLIPS, "identity", train, val, effort=EFFORT, device=where) for where in ("cpu", "cuda")
+        train_recognizer(CLIPS, "identity", train, val, budget=BUDGET, device=where)
+        for where in ("cpu", "cuda")
     )
-    again = learn(CLIPS, "identity", train, val, effort=EFFORT, device="cuda")
+    again = train_recognizer(CLIPS, "identity", train, val, budget=BUDGET, device="cuda")
     assert torch.equal(two.logits(test.frames), again.logits(test.frames))
     assert torch.allclose(one.logits(test.frames), two.logits(test.frames), atol=1e-3)

@@ -212,5 +212,5 @@ def _statements(file: Path, state: tuple[int, int]) -> str:
 
 def _is_text(statement: Any) -> bool:
     """Whether a statement is a string alone: a docstring."""
-    is_constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    return is_constant and isinstance(statement.value.value, str)
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)

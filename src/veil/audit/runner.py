@@ -66,7 +66,7 @@ def run_audit(
     chosen = tuple(range(suite.seeds)) if seeds is None else tuple(seeds)
     with tempfile.TemporaryDirectory(prefix="veil-audit-") as folder:
         store = AuditCache(Path(folder) if cache is None else cache)
-        runner = _Runner(data, suite, chosen, device, jobs, store, command, progress or (lambda *_: None))
+        runner = _Runner(data, suite, chosen, device, jobs, store, command, progress or _silent)
         if fresh:
             store.discard(runner.entries(methods.values()))
         out = []
@@ -191,6 +191,9 @@ class _Runner:
     def _gather(
         self, message: str, dataset: str, anonymizer: Anonymizer | None, encoding: Encoding
     ) -> SplitVideos:
+        def report(done: int, total: int | None, message: str | None = message) -> None:
+            self.progress(done, total, message)
+
         videos = gather(
             self.datasets[dataset],
             anonymizer,
@@ -198,7 +201,7 @@ class _Runner:
             frames=self._frames(dataset),
             encoding=encoding,
             samples=self.samples[dataset],
-            progress=lambda done, total, _=None: self.progress(done, total, message),
+            progress=report,
         )
         split = {name: videos.split(name) for name in SPLITS}
         people = any(q.dataset.name == dataset and q.target == "identity" for q in self.questions)
@@ -307,13 +310,17 @@ def _paired_pictures(
     for row in rows:
         sample = raw.samples[row]
         caption = raw.actions[sample.action] if sample.action is not None else raw.dataset
-        frames = (part.frames[row, at].cpu().numpy() for part in (raw, out))
+        before, after = (part.frames[row, at].cpu().numpy() for part in (raw, out))
         back = None if reconstructed is None else reconstructed.frames[row, at].cpu().numpy()
-        yield Picture(caption, *frames, back)
+        yield Picture(caption, before, after, back)
 
 
 def _picture_rows(count: int) -> list[int]:
     return np.linspace(0, count - 1, min(PICTURES, count)).round().astype(int).tolist()
+
+
+def _silent(done: int, total: int | None, message: str | None = None) -> None:
+    pass
 
 
 def _device_name(device: str) -> str:
