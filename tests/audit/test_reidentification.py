@@ -13,7 +13,9 @@ import pytest
 from PIL import Image
 
 from conftest import SHARED, needs_shared
-from veil.audit.reidentification import Gallery, compare_folders, identify, read_gallery
+from errors import refuses
+from veil.audit.gallery import Gallery, read_gallery
+from veil.audit.reidentification import compare_folders, identify
 from veil.core import Box, Frames, VeilError
 from veil.media.sinks import open_sink
 from veil.media.sources import open_source
@@ -95,7 +97,7 @@ def test_one_person_a_name_a_number_or_a_folder(tmp_path):
         still(tmp_path / name, scene((LEFT, RED)))
     gallery = read_gallery(tmp_path, Squares())
     assert sorted(gallery.names) == ["007", "ann", "bo-b", "cy"]
-    assert sorted(np.bincount(gallery.whose)) == [1, 1, 2, 4]
+    assert sorted(np.bincount(gallery.owners)) == [1, 1, 2, 4]
     assert any("ann and bo-b look alike" in note for note in gallery.notes)
 
 
@@ -114,20 +116,20 @@ def test_a_group_is_left_out_and_said(stills):
 
 
 def test_galleries_that_are_none(tmp_path):
-    with pytest.raises(VeilError, match="does not exist"):
+    with refuses("not-a-folder"):
         read_gallery(tmp_path / "none", Squares())
-    with pytest.raises(VeilError, match="holds no still"):
+    with refuses("no-inputs"):
         read_gallery(tmp_path, Squares())
     path = still(tmp_path / "party.png", BOTH)
-    with pytest.raises(VeilError, match="one person alone"):
+    with refuses("gallery-empty"):
         read_gallery(tmp_path, Squares())
-    with pytest.raises(VeilError, match="is a file"):
+    with refuses("not-a-folder"):
         read_gallery(path, Squares())
     path = still(tmp_path / "empty.png", scene())
-    with pytest.raises(VeilError, match=r"nobody can be found in the still .*empty\.png"):
+    with refuses("gallery-nobody"):
         read_gallery(tmp_path, Squares())
     path.write_bytes(b"no picture")
-    with pytest.raises(VeilError, match=r"empty\.png is no picture"):
+    with pytest.raises(VeilError, match=r"empty\.png"):
         read_gallery(tmp_path, Squares())
 
 
@@ -166,9 +168,9 @@ def test_no_probe_is_said(stills):
     assert found.rank1 and np.isnan(found.rank1.value) and found.rank1.notes == ("there is no probe",)
 
 
-@pytest.mark.parametrize("truth", [{}, {"0": "nobody"}])
-def test_truth_that_does_not_fit(stills, truth):
-    with pytest.raises(VeilError, match=r"nothing says who|nobody, who is seen"):
+@pytest.mark.parametrize(("truth", "code"), [({}, "identity-missing"), ({"0": "nobody"}, "identity-unknown")])
+def test_truth_that_does_not_fit(stills, truth, code):
+    with refuses(code):
         identify([BOTH[None]], read_gallery(stills, Squares()), Squares(), truth=truth)
 
 
@@ -273,11 +275,11 @@ def test_a_filter_on_a_face_leaves_no_frame_unchanged(tmp_path, stills, method):
 
 
 def test_videos_that_are_no_pair(tmp_path, stills):
-    with pytest.raises(VeilError, match=r"x\.mkv and .*x\.mkv .* 4 and 2 frames"):
+    with pytest.raises(VeilError, match=r"x\.mkv.*x\.mkv.*4.*2"):
         compared(tmp_path / "1", stills, [BOTH] * 2, [BOTH] * 4)
-    with pytest.raises(VeilError, match="2 and 4 frames"):
+    with refuses("pair-lengths-differ"):
         compared(tmp_path / "2", stills, [BOTH] * 4, [BOTH] * 2)
-    with pytest.raises(VeilError, match="96 × 64 and 96 × 72 pixels"):
+    with refuses("pair-sizes-differ"):
         compared(tmp_path / "3", stills, [scene(size=(96, 72))], [BOTH])
 
 
@@ -303,7 +305,7 @@ def test_pairs_by_name(tmp_path, stills):
     (veiled / "report.json").write_text("{}")
     done = []
     found = compare_folders(raw, veiled, stills, Squares(), progress=lambda *now: done.append(now))
-    assert [pair.name for pair in found.pairs] == ["a.mkv", "a.mov", str(Path("b/c")), "d"]
+    assert [pair.name for pair in found.pairs] == ["a.mkv", "a.mov", "d", str(Path("b/c"))]
     assert done[-1] == (8, 8)
     one = compare_folders(raw / "a.mkv", veiled / "b" / "c.mkv", stills, Squares())
     assert len(one.pairs) == 1
@@ -317,11 +319,11 @@ def test_a_preview_beside_the_videos_is_nobodys_pair(tmp_path, stills):
 def test_names_without_a_partner_are_listed(tmp_path, stills):
     for i in range(5):
         write(tmp_path / "raw" / f"v{i}.mkv", [BOTH])
-    with pytest.raises(VeilError, match="holds no video"):
+    with refuses("no-inputs"):
         (tmp_path / "veiled").mkdir()
         compare_folders(tmp_path / "raw", tmp_path / "veiled", stills, Squares())
     write(tmp_path / "veiled" / "v4.mkv", [BOTH])
-    with pytest.raises(VeilError, match=r"v0\.mkv, .*v1\.mkv, .*v2\.mkv and 1 more have no partner"):
+    with pytest.raises(VeilError, match=r"v0\.mkv, .*v1\.mkv, .*v2\.mkv and 1 more"):
         compare_folders(tmp_path / "raw", tmp_path / "veiled", stills, Squares())
     with pytest.raises(VeilError, match=r"v0\.mkv, .*v1\.mkv, .*v2\.mkv and 1 more"):
         compare_folders(tmp_path / "veiled", tmp_path / "raw", stills, Squares())
@@ -331,7 +333,7 @@ def test_two_files_for_one_name(tmp_path, stills):
     write(tmp_path / "raw" / "a.mkv", [BOTH])
     write(tmp_path / "veiled" / "a.mkv", [BOTH])
     (tmp_path / "veiled" / "a.mp4").write_bytes(b"x")
-    with pytest.raises(VeilError, match="not clear which are a pair"):
+    with refuses("pair-ambiguous"):
         compare_folders(tmp_path / "raw", tmp_path / "veiled", stills, Squares())
 
 
@@ -339,12 +341,12 @@ def test_an_unreadable_video_is_named(tmp_path, stills):
     write(tmp_path / "raw" / "a.mkv", [BOTH])
     (tmp_path / "veiled").mkdir()
     (tmp_path / "veiled" / "a.mp4").write_bytes(b"no video")
-    with pytest.raises(VeilError, match=r"a\.mp4 is no video"):
+    with pytest.raises(VeilError, match=r"a\.mp4"):
         compare_folders(tmp_path / "raw", tmp_path / "veiled", stills, Squares())
 
 
 def test_every_must_be_one_or_more(tmp_path, stills):
-    with pytest.raises(VeilError, match="every=0"):
+    with refuses("every-invalid"):
         compare_folders(tmp_path, tmp_path, stills, Squares(), every=0)
 
 

@@ -403,12 +403,12 @@ def test_a_kind_verdict_is_doubted():
     small = tuple(replace(r, n=9, interval=(0.0, 0.6)) if r.target == "face" else r for r in safe.rows)
     assert "is small (n 9)" in cautions(replace(safe, rows=small))[0]
     blind = tuple(replace(r, train_loss=(2.0, 2.1)) if r.target == "identity" else r for r in safe.rows)
-    assert "underfittedes" in cautions(replace(safe, rows=blind))[0]
+    assert "underfitted" in cautions(replace(safe, rows=blind))[0]
     sure = row("leakage", "identity", 0.1265, 0.125, error=0.001, protocol="stills", metric="rank-1")
     missed = replace(safe, rows=(*safe.rows, sure), raw=(*RAW, replace(sure, values=(0.9,))))
     assert state(missed) == "some" and missed.headline("leakage", "identity") == sure
     same = replace(safe, raw=safe.rows)
-    assert state(same) == "unknown" and "was not found either" in cautions(same)[0]
+    assert state(same) == "unknown" and "was at chance, too" in cautions(same)[0]
     odd = without_numbers()
     assert state(odd) == "unknown" and any("No attacker on body" in said for said in cautions(odd))
 
@@ -444,13 +444,12 @@ def test_several_methods_in_a_sentence():
         "Against 2 of 7 methods no attacker did better than chance: spact and spact:epochs=120."
     )
     assert (
-        more == "Of the methods at chance spact keeps most: action is recognised in 89% (raw 95%, chance 4%)."
+        more
+        == "Of the methods at chance spact has the highest utility: action is recognised in 89% (raw 95%, chance 4%)."
     )
     kind, lead, more = summary.summary(comparison()[:5])
-    assert (kind, lead) == ("some", "Through all 4 methods something private is still found.")
-    assert more.startswith(
-        "Least is found through pixelate:16: at worst 31% of what raw video leaks; action is"
-    )
+    assert (kind, lead) == ("some", "All 4 methods still leak something private.")
+    assert more.startswith("pixelate:16 leaks least: at worst 31% of what raw video leaks; action is")
     assert summary.summary([at_chance(), at_chance()])[0] == "safe"
 
 

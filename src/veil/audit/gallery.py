@@ -12,8 +12,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from veil.audit.video_pairs import files_in, frames_of
+from veil.audit.video_pairs import frames_of
 from veil.core import Frames, VeilError
+from veil.media.inputs import find_files
 from veil.people.faces import Embedder, Seen
 
 Floats = npt.NDArray[np.float64]
@@ -53,7 +54,7 @@ def read_gallery(folder: str | Path, embed: Embedder) -> Gallery:
     folder = Path(folder)
     names: dict[str, int] = {}
     vectors, owners, notes = [], [], []
-    for path in files_in(folder, images_only=True):
+    for path in find_files(folder, ("image",)):
         inside = path.relative_to(folder)
         name = inside.parts[0] if len(inside.parts) > 1 else _person(path)
         seen = [one for one in embed(_still(path)) if one.score >= _CLEAR]

@@ -12,7 +12,9 @@ import cv2
 import numpy as np
 
 from veil.core import Frames, VeilError
-from veil.media.video import VideoSource, is_image, is_video, open_source
+from veil.media.inputs import find_files, is_image
+from veil.media.sources import open_source
+from veil.media.video import VideoSource
 
 # Levels of 255 in luma, root mean square over 8 x 8 pixels: a frame that nowhere differs by more was left unchanged.
 # Untouched videos encoded anew stay below 15.6 up to a crf of 23 (there their PSNR is down to 35 dB, so that
@@ -90,12 +92,12 @@ def find_pairs(raw: Path, anonymized: Path) -> list[tuple[str, Path, Path]]:
     """Each raw file with its anonymized form, by their place below the folders and their name up to its ending."""
     if raw.is_file() and anonymized.is_file():
         return [(raw.stem, raw, anonymized)]
-    ours = files_in(raw)
+    ours = find_files(raw)
     kinds = {
         is_image(path) for path in ours
     }  # what there is no raw form of, such as a preview, is nobody's pair
     by_stem: dict[tuple[str, bool], list[Path]] = defaultdict(list)
-    for path in files_in(anonymized):
+    for path in find_files(anonymized):
         if is_image(path) in kinds:
             by_stem[str(path.relative_to(anonymized).with_suffix("")), is_image(path)].append(path)
     pairs, lonely, taken = [], [], dict[Path, Path]()
@@ -124,24 +126,6 @@ def find_pairs(raw: Path, anonymized: Path) -> list[tuple[str, Path, Path]]:
             code="pair-missing",
         )
     return pairs
-
-
-def files_in(folder: Path, *, images_only: bool = False) -> list[Path]:
-    """The videos and stills below a folder, except hidden ones; at least one."""
-    what = "still" if images_only else "video and no still"
-    if not folder.is_dir():
-        problem = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise VeilError(f"{folder} {problem}: name a folder.")
-    found = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if (is_image(path) or (is_video(path) and not images_only))
-        and path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
-    if not found:
-        raise VeilError(f"the folder {folder} holds no {what}: name a folder that does.")
-    return found
 
 
 def length_of(video: str | Path | Frames) -> int | None:
