@@ -43,7 +43,7 @@ from veil.core import VeilError
 from veil.nn import video
 from veil.nn.classifier import HALVES, RGB, Classifier, init_weights
 from veil.nn.published import load_published, read_state
-from veil.nn.weights import FOLDER_VARIABLE, cache_folder
+from veil.nn.weights import FOLDER_VARIABLE, weights_folder
 from veil.training.run import Run, weights_in
 
 SHIPPED = Path(__file__).with_name("encoder.safetensors")
@@ -571,7 +571,7 @@ def _found(name: str, entry: Entry) -> Path:
     """The published file on this machine, or a `VeilError` that says how to get it."""
     own = os.environ.get(FOLDER_VARIABLE)
     folders = [Path(own).expanduser()] if own else []
-    folders += [cache_folder(), Path(torch.hub.get_dir()) / "checkpoints"]
+    folders += [weights_folder(), Path(torch.hub.get_dir()) / "checkpoints"]
     for folder in folders:
         # Files of the Hugging Face hub are all named alike, so that they need a folder of their own.
         places = [folder / name, *(folder / file for file in entry.files if file not in _HUB_FILES)]

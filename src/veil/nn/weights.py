@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from veil.core import VeilError, io_errors
+from veil.media.folders import cache_folder
 
 FOLDER_VARIABLE = "VEIL_WEIGHTS"
 
@@ -98,9 +99,9 @@ WEIGHTS: dict[str, Weights] = {
 }
 
 
-def cache_folder() -> Path:
+def weights_folder() -> Path:
     """Where fetched weights are kept for this user."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "veil" / "weights"
+    return cache_folder("weights")
 
 
 def _places(weights: Weights) -> list[Path]:
@@ -109,7 +110,7 @@ def _places(weights: Weights) -> list[Path]:
     places = []
     if folder := os.environ.get(FOLDER_VARIABLE):
         places.append(Path(folder).expanduser())
-    places.append(cache_folder())
+    places.append(weights_folder())
     return [place / weights.file for place in places]
 
 
@@ -144,7 +145,7 @@ def fetch(name: str) -> Path:
         return path
     if weights.url is None:
         raise VeilError(f"the weights '{name}' are on no hub that Veil knows: {remedy(name)}.")
-    folder = cache_folder()
+    folder = weights_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as part:
         advice = (

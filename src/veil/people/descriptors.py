@@ -282,7 +282,7 @@ def _sum(path: Path) -> str:
 def _folders() -> Iterator[Path]:
     if folder := os.environ.get(weights.FOLDER_VARIABLE):
         yield Path(folder).expanduser()
-    yield weights.cache_folder()
+    yield weights.weights_folder()
 
 
 # The transformers

@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ import numpy.typing as npt
 
 from veil.core import Image, VeilError, io_errors
 from veil.media.draft import Draft
+from veil.media.folders import data_folder
 from veil.people import descriptors as dense
 from veil.people import parts, pictures
 from veil.people.descriptors import Descriptor
@@ -89,7 +89,7 @@ class Template:
 
 def folder() -> Path:
     """Where this user's templates are kept."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "veil" / "templates"
+    return data_folder("templates")
 
 
 def add(
