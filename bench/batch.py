@@ -7,7 +7,7 @@
 *ray / pool*: many short clips, two workers each; the cluster runs already, workers do not. Target: Ray takes at most 15 %
 longer. `whole` is the time from the command to the last outcome; `running` leaves out the first four outcomes, and
 with them the start of the workers, which counts for little in a batch of hours. Whoever has no cluster (``--ray local``) waits
-for its start, too, which is told apart.
+for its start, too, which is recorded apart.
 
 All take turns, and the ratios are of the best of all rounds, since the machine may have other work; the medians are of the
 ratios of neighbours. *cpu* is disturbed less by it. *two / one, cpu*: twice the processor seconds a clip of one worker by those
@@ -30,9 +30,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from veil.apps.batch import cluster, pool, tasks_of
-from veil.apps.cluster import join
-from veil.apps.worker import Options, Outcome, Task
+from veil.apps.batch import tasks_of
+from veil.apps.cluster import connect
+from veil.apps.pool import run_in_cluster, run_in_processes
+from veil.apps.worker import BatchOptions, VideoOutcome, VideoTask
 from veil.media.sinks import open_sink
 from veil.media.video import FrameTime, VideoInfo
 
@@ -76,7 +77,7 @@ def used() -> float:
     return sum(seconds[process] for process in ours)
 
 
-def timed(outcomes: Generator[Outcome], total: int, skip: int = 4) -> Timed:
+def timed(outcomes: Generator[VideoOutcome], total: int, skip: int = 4) -> Timed:
     begun, first, cpu = time.monotonic(), 0.0, 0.0
     for count, outcome in enumerate(outcomes, 1):
         if outcome.state != "done":
@@ -95,10 +96,10 @@ def main() -> None:
     parser.add_argument("--short", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
-    costly = Options(method="blur:kernel=199,sigma=90", region="frame", quality=51)
-    cheap = Options(method="pixelate:block=8", region="frame")
+    costly = BatchOptions(method="blur:kernel=199,sigma=90", region="frame", quality=51)
+    cheap = BatchOptions(method="pixelate:block=8", region="frame")
     begun = time.monotonic()
-    join("local", 2)
+    connect("local", 2)
     start = time.monotonic() - begun
     found: dict[str, list[Timed]] = {"one": [], "two": [], "pool": [], "ray": []}
     with tempfile.TemporaryDirectory() as name:
@@ -107,13 +108,15 @@ def main() -> None:
         clips(root / "short", asked.short, 24, (240, 320))
         for number in range(asked.rounds):
 
-            def tasks(kind: str, run: str) -> list[Task]:
+            def tasks(kind: str, run: str) -> list[VideoTask]:
                 return tasks_of([str(root / kind)], str(root / f"{run}-{number}"))  # noqa: B023 (called at once)
 
-            found["one"].append(timed(pool(costly, tasks("costly", "one"), 1), asked.clips))
-            found["two"].append(timed(pool(costly, tasks("costly", "two"), 2), asked.clips))
-            found["pool"].append(timed(pool(cheap, tasks("short", "pool"), 2), asked.short))
-            found["ray"].append(timed(cluster(cheap, tasks("short", "ray"), "auto", 2, 0), asked.short))
+            found["one"].append(timed(run_in_processes(costly, tasks("costly", "one"), 1), asked.clips))
+            found["two"].append(timed(run_in_processes(costly, tasks("costly", "two"), 2), asked.clips))
+            found["pool"].append(timed(run_in_processes(cheap, tasks("short", "pool"), 2), asked.short))
+            found["ray"].append(
+                timed(run_in_cluster(cheap, tasks("short", "ray"), "auto", 2, 0), asked.short)
+            )
             print(
                 json.dumps({kind: [round(x, 3) for x in runs[-1]] for kind, runs in found.items()}),
                 flush=True,
@@ -122,7 +125,7 @@ def main() -> None:
     whole = {kind: min(run.seconds for run in runs) for kind, runs in found.items()}
     cpu = {kind: min(run.cpu for run in runs) for kind, runs in found.items()}
     turns = [*zip(found["pool"], found["ray"], strict=True)]
-    told = {
+    recorded = {
         "two / one": round(rate["two"] / rate["one"], 2),
         "two / one, cpu": round(2 * cpu["one"] / cpu["two"], 2),
         "ray / pool, running": round(rate["pool"] / rate["ray"], 2),
@@ -134,7 +137,7 @@ def main() -> None:
         "clips a second": {kind: round(value, 2) for kind, value in rate.items()},
         "seconds": {kind: round(value, 1) for kind, value in whole.items()},
     }
-    print(json.dumps(told, indent=1))
+    print(json.dumps(recorded, indent=1))
 
 
 if __name__ == "__main__":

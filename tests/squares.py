@@ -28,7 +28,7 @@ class Unmade:
     """A worker that cannot be made."""
 
     def __init__(self) -> None:
-        raise VeilError("the weights are not on this machine.")
+        raise VeilError("the weights are not on this machine.", code="unmade")
 
     def __call__(self, number: int) -> int:
         return number

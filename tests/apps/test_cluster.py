@@ -14,10 +14,11 @@ from test_batch import CHEAP, CHEAP_FLAGS, Killer, archive, check, lines
 
 from clips import pictures, video
 from conftest import veil
+from errors import refuses
 from squares import Squares, Unmade
 from tiny import Fatal, Tiny
 from veil.apps.batch import anonymize_videos
-from veil.apps.cluster import Lost, join, spread
+from veil.apps.cluster import GivenUp, connect, run_on_cluster
 from veil.core import VeilError
 
 
@@ -47,7 +48,7 @@ def address() -> Iterator[str]:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # workers find `squares` and `tiny`
         try:
             try:
-                ray, ours = join("local", 2)
+                ray, ours = connect("local", 2)
             except VeilError as error:
                 pytest.skip(f"Ray cannot start here: {error}")
             assert ours
@@ -70,11 +71,11 @@ def address() -> Iterator[str]:
 
 @pytest.mark.slow
 def test_who_kills_its_workers_is_lost_alone(address, tmp_path):
-    answers = list(spread(partial(Squares, tmp_path), range(40), address, 2))
+    answers = list(run_on_cluster(partial(Squares, tmp_path), range(40), address, 2))
     assert sorted(number for number, _ in answers) == [*range(40)]
     found = dict(answers)
-    assert found.pop(3) == Lost("3 workers died of it")
-    assert found.pop(4) == Lost("this is a mistake of Veil's (four is too many)")
+    assert found.pop(3) == GivenUp("3 workers died of it")
+    assert found.pop(4) == GivenUp("this is a defect of Veil (four is too many)")
     assert found == {number: number * number for number in range(40) if number not in (3, 4)}
     tried = {path.name: path.stat().st_size for path in tmp_path.glob("tried-*")}
     died = tried.pop("tried-3")
@@ -82,10 +83,10 @@ def test_who_kills_its_workers_is_lost_alone(address, tmp_path):
     # What was in hand when a worker died is done again: what was begun behind it, or answered too late to be heard.
     assert sum(count - 1 for count in tried.values()) <= 4
     assert 2 <= len([*tmp_path.glob("made-*")]) <= 2 + died + 1  # once each, and one for each that died
-    with pytest.raises(VeilError, match="not on this machine"):
-        list(spread(Unmade, range(3), address, 2))
-    with pytest.raises(VeilError, match="no machine of the cluster has more than 0 GPUs"):
-        list(spread(partial(Squares, tmp_path), range(3), address, gpus=0.5))
+    with refuses("unmade"):
+        list(run_on_cluster(Unmade, range(3), address, 2))
+    with refuses("gpus-per-worker"):
+        list(run_on_cluster(partial(Squares, tmp_path), range(3), address, gpus=0.5))
 
 
 @pytest.mark.slow

@@ -325,7 +325,7 @@ def test_time_left_is_counted_from_the_last_unit(jobs):
 
 
 def test_a_job_ends_with_its_server():
-    code = "from veil.apps.serve import tasks; tasks.end_with_server()"
+    code = "import time; from veil.media.processes import end_with_parent; end_with_parent(0, group=True); time.sleep(60)"
     orphan = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True)
     assert orphan.stdin and orphan.poll() is None
     orphan.stdin.close()

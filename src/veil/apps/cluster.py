@@ -1,12 +1,12 @@
-"""Work shared out over a Ray cluster: things in, answers out, by workers that are made once.
+"""Work on a Ray cluster: items in, results out, by workers that are made once.
 
-What travels is small: a path and what came of it, never pixels. A worker is a Ray actor that has a core, and maybe a share
-of a GPU, to itself. Each is handed one thing after the other; where things are short the next one is there before the last
-is answered. So it is known what a worker was at when it died: that thing is given to another worker, and when `TRIES`
-have died of it, it is lost, and nothing else is.
+What travels is small: a path and its outcome, never pixels. A worker is a Ray actor that has a core, and maybe a share of a
+GPU, to itself. Each gets one item after the other; where items are short, the next one is sent before the last result is
+there. So it is known on which item a worker died: that item is given to another worker, and after `TRIES` deaths it is given
+up, and nothing else is.
 
 Ray Data has actors that do the same to rows of a table. It takes some ten milliseconds of processor time for each row that is
-a task of its own; and rows that share a task share its fate, and are told of together when the last of them is done.
+a task of its own; rows that share a task also fail together, and are reported together when the last of them is done.
 """
 
 from __future__ import annotations
@@ -21,141 +21,146 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from veil.core import VeilError
-from veil.media import storage
+from veil.media import processes
 
-ThingT = TypeVar("ThingT")
-AnswerT = TypeVar("AnswerT")
-TRIES = 3  # workers that may die of a thing before it counts as lost
-_SHORT = 1.0  # seconds: a worker that answers faster is given the next thing ahead
-_STORE = 256 << 20  # bytes of answers that wait, in a cluster that is started here; more would go to its disk
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+TRIES = 3  # workers that may die of a item before it counts as lost
+_SHORT = 1.0  # seconds: a worker that results faster is given the next item ahead
+_STORE = 256 << 20  # bytes of results that wait, in a cluster that is started here; more would go to its disk
 
 
-class Lost(NamedTuple):
+class GivenUp(NamedTuple):
     """Instead of an answer: there will be none."""
 
     why: str
 
 
-class VeilWorker(Generic[ThingT, AnswerT]):
+class VeilWorker(Generic[ItemT, ResultT]):
     """A worker as the cluster runs it, and as its lists name it."""
 
-    def begin(self, make: Callable[[], Callable[[ThingT], AnswerT]]) -> None:
-        """Make what answers; not on construction, whose errors Ray tells in words of its own."""
+    def begin(self, make: Callable[[], Callable[[ItemT], ResultT]]) -> None:
+        """Make what results; not on construction, whose errors Ray tells in words of its own."""
         self._answer = make()
 
-    def answer(self, thing: ThingT) -> AnswerT:
-        """What came of one thing."""
-        return self._answer(thing)
+    def answer(self, item: ItemT) -> ResultT:
+        """What came of one item."""
+        return self._answer(item)
 
 
 @dataclass(eq=False)
-class _Hand:
-    """A worker from here: what it was given and has not answered, oldest first; None is to begin."""
+class _Actor:
+    """A worker from here: what it was given and has not ready, oldest first; None is to begin."""
 
     actor: Any
-    given: deque[tuple[Any, int | None]]  # what Ray answers by, and which thing
+    given: deque[tuple[Any, int | None]]  # what Ray results by, and which item
     since: float = 0.0  # when it began with the oldest
-    ahead: bool = False  # whether it is given the next thing before it has answered
+    ahead: bool = False  # whether it is given the next item before it has ready
 
 
-def refuse(ray: str | None, workers: int | None, gpus: float) -> None:
+def check_workers(ray: str | None, workers: int | None, gpus: float) -> None:
     """Raise `VeilError` where no workers can be had as asked for; ``ray`` is the address, None: this machine's processes."""
     if workers is not None and workers < 1:
-        raise VeilError(f"{workers} workers can do nothing; give 1 or more")
+        raise VeilError(f"{workers} workers are too few: give 1 or more.", code="workers")
     if gpus < 0 or (gpus and ray is None):
-        raise VeilError(f"--gpus-per-worker {gpus} is for --ray, and above 0: leave it out.")
+        raise VeilError(
+            f"--gpus-per-worker {gpus} needs --ray, and must not be negative: leave it out.",
+            code="gpus-per-worker",
+        )
 
 
-def spread(
-    make: Callable[[], Callable[[ThingT], AnswerT]],
-    things: Sequence[ThingT],
+def run_on_cluster(
+    make: Callable[[], Callable[[ItemT], ResultT]],
+    items: Sequence[ItemT],
     address: str,
     workers: int | None = None,
     gpus: float = 0,
-) -> Generator[tuple[ThingT, AnswerT | Lost]]:
-    """Every thing with its answer, in the order in which they are answered.
+) -> Generator[tuple[ItemT, ResultT | GivenUp]]:
+    """Every item with its answer, in the order in which they are ready.
 
-    ``make`` is called once in each worker, and what it makes answers things; both must survive being pickled. The first of
-    the things are begun first. Raises `VeilError` where there is no cluster at the address, or no worker can be made.
+    ``make`` is called once in each worker, and what it makes results items; both must survive being pickled. The first of
+    the items are begun first. Raises `VeilError` where there is no cluster at the address, or no worker can be made.
     """
-    if not things:
+    if not items:
         return
-    ray, ours = join(address, workers)
-    hands: list[_Hand] = []
+    ray, ours = connect(address, workers)
+    running: list[_Actor] = []
     try:
         size = _size(ray, workers, gpus)
         actors = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(VeilWorker)
         made = ray.put(make)
-        waiting = deque(range(len(things)))
-        deaths: Counter[int | None] = Counter()  # by thing; None: while a worker was made
+        waiting = deque(range(len(items)))
+        deaths: Counter[int | None] = Counter()  # by item; None: while a worker was made
 
-        def give(hand: _Hand) -> None:
-            while waiting and len(hand.given) < 1 + hand.ahead:
+        def assign(worker: _Actor) -> None:
+            while waiting and len(worker.given) < 1 + worker.ahead:
                 number = waiting.popleft()
-                hand.given.append((hand.actor.answer.remote(things[number]), number))
+                worker.given.append((worker.actor.answer.remote(items[number]), number))
 
-        while waiting or any(number is not None for hand in hands for _, number in hand.given):
-            while waiting and len(hands) < size:
+        while waiting or any(number is not None for worker in running for _, number in worker.given):
+            while waiting and len(running) < size:
                 actor = actors.remote()
-                hands.append(_Hand(actor, deque([(actor.begin.remote(made), None)])))
-            oldest = {hand.given[0][0]: hand for hand in hands}
+                running.append(_Actor(actor, deque([(actor.begin.remote(made), None)])))
+            oldest = {worker.given[0][0]: worker for worker in running}
             ray.wait([*oldest], num_returns=1)
-            for answered in ray.wait([*oldest], num_returns=len(oldest), timeout=0)[0]:
-                hand = oldest[answered]
-                _, number = hand.given.popleft()
-                answer: AnswerT | Lost | None = None
+            for ready in ray.wait([*oldest], num_returns=len(oldest), timeout=0)[0]:
+                worker = oldest[ready]
+                _, number = worker.given.popleft()
+                answer: ResultT | GivenUp | None = None
                 try:
-                    answer = ray.get(answered)
+                    answer = ray.get(ready)
                 except ray.exceptions.RayTaskError as error:
                     if number is None:
-                        raise _unmade(error.cause) from error
-                    answer = Lost(f"this is a mistake of Veil's ({_line(error.cause)})")
+                        raise _no_worker(error.cause) from error
+                    answer = GivenUp(f"this is a defect of Veil ({_line(error.cause)})")
                 except ray.exceptions.RayError as error:  # the worker is dead, or its machine
-                    hands.remove(hand)
-                    ray.kill(hand.actor)
+                    running.remove(worker)
+                    ray.kill(worker.actor)
                     waiting.extendleft(
-                        following for _, following in reversed(hand.given) if following is not None
+                        following for _, following in reversed(worker.given) if following is not None
                     )
                     deaths[number] += 1
                     if deaths[number] < TRIES:
                         waiting.extend([] if number is None else [number])
                         continue
                     if number is None:
-                        raise _unmade(error) from error
-                    answer = Lost(f"{TRIES} workers died of it")
+                        raise _no_worker(error) from error
+                    answer = GivenUp(f"{TRIES} workers died of it")
                 else:
                     now = time.monotonic()
-                    hand.ahead = number is not None and now - hand.since < _SHORT
-                    hand.since = now
-                if hand in hands:
-                    give(hand)
-                    if not hand.given:
-                        hands.remove(hand)
-                        ray.kill(hand.actor)
+                    worker.ahead = number is not None and now - worker.since < _SHORT
+                    worker.since = now
+                if worker in running:
+                    assign(worker)
+                    if not worker.given:
+                        running.remove(worker)
+                        ray.kill(worker.actor)
                 if number is not None:
-                    yield things[number], cast(AnswerT | Lost, answer)
+                    yield items[number], cast(ResultT | GivenUp, answer)
                 deaths[None] = 0
     finally:
-        for hand in hands:
-            ray.kill(hand.actor)
+        for worker in running:
+            ray.kill(worker.actor)
         if ours:
             ray.shutdown()
 
 
-def join(address: str, workers: int | None = None) -> tuple[Any, bool]:
+def connect(address: str, workers: int | None = None) -> tuple[Any, bool]:
     """Ray, connected to a cluster, and whether that is this call's doing; at ``local`` a cluster is started."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise VeilError("--ray needs Ray: pip install 'veil-video[ray]'.") from None
+        raise VeilError(
+            "--ray needs Ray: run `pip install 'veil-video[ray]'`.", code="extra-missing"
+        ) from None
     if ray.is_initialized():
         return ray, False
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
         how |= {
             "include_dashboard": False,
-            "num_cpus": workers or storage.cores(),
+            "num_cpus": workers or processes.cores(),
             "object_store_memory": _STORE,
         }
     try:
@@ -166,7 +171,8 @@ def join(address: str, workers: int | None = None) -> tuple[Any, bool]:
     except (OSError, RuntimeError, ValueError) as error:
         raise VeilError(
             f"there is no Ray cluster at '{address}' ({_line(error)}): start one with `ray start --head`, or use "
-            "--ray local."
+            "--ray local.",
+            code="no-cluster",
         ) from error
     return ray, True
 
@@ -178,7 +184,8 @@ def _size(ray: Any, workers: int | None, gpus: float) -> int:
     if gpus > most:  # Ray would wait for such a machine
         raise VeilError(
             f"--gpus-per-worker {gpus:g} is asked for, but no machine of the cluster has more than {most:g} GPUs: "
-            "give less, or leave it out."
+            "give less, or leave it out.",
+            code="gpus-per-worker",
         )
     room = [
         min(int(m.get("CPU", 0)), int(m.get("GPU", 0) / gpus + 1e-6) if gpus else 1 << 30) for m in machines
@@ -186,12 +193,13 @@ def _size(ray: Any, workers: int | None, gpus: float) -> int:
     return workers or max(1, sum(room))
 
 
-def _unmade(why: object) -> VeilError:
+def _no_worker(why: object) -> VeilError:
     """That there will be no workers: in the words of the worker where they are a sentence."""
     if isinstance(why, VeilError):
         return why
     return VeilError(
-        f"no worker can be made in the cluster ({_line(why)}): is the same version of Veil on all its machines?"
+        f"no worker can be made in the cluster ({_line(why)}): check that all its machines have the same version of Veil.",
+        code="no-worker",
     )
 
 

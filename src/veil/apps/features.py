@@ -16,7 +16,6 @@ import secrets
 import shutil
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -31,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veil.apps.cluster import Lost, refuse, spread
+from veil.apps.cluster import GivenUp, check_workers, run_on_cluster
 from veil.core import VeilError, io_errors
 from veil.data import read as read_data
 from veil.data.frames import read_frames
@@ -42,6 +41,7 @@ from veil.data.splits import deal
 from veil.features.bank import STILLS, Bank, Encoder, Failed, Features, Vocabulary, collected, each
 from veil.features.store import About, DType, Hit, Store, features_of
 from veil.media.inputs import is_image, is_video
+from veil.media.processes import end_with_parent
 
 Progress = Callable[[int, int], Any]  # is told how many videos are done, of how many
 _CHUNK = 8  # videos that a worker takes at once
@@ -124,7 +124,7 @@ def extract_videos(
     ``workers`` are processes of this machine [1], or of the Ray cluster at the address ``ray`` [one for each core]; there a
     worker may have a share of a GPU. This process alone writes the store.
     """
-    refuse(ray, workers, gpus_per_worker)
+    check_workers(ray, workers, gpus_per_worker)
     if data is not None and (inputs or labels):
         raise VeilError(f"--data {data} has videos and labels of its own; give it, or videos, and not both")
     began, folder = time.monotonic(), Path(output)
@@ -432,14 +432,7 @@ def _begin(
 ) -> None:
     global _job
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)  # nobody is left to take what is made
-
-    threading.Thread(target=watch, daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(threads)
     _job = dataset, _encoder(encoder, weights, device), asked
 
@@ -522,9 +515,9 @@ def _in_cluster(
         {**asked, "device": device},
         None if gpus else 1,
     )
-    with closing(spread(make, todo, address, workers, gpus)) as answers:
+    with closing(run_on_cluster(make, todo, address, workers, gpus)) as answers:
         for sample, answer in answers:
-            if isinstance(answer, Lost):
+            if isinstance(answer, GivenUp):
                 yield Failed(sample, VeilError(f"{sample.path or sample.id} was given up: {answer.why}"))
             else:
                 yield _unpacked(answer)

@@ -1,9 +1,9 @@
-"""One video of a batch: what is done to it, by whom, and what came of it.
+"""One video of a batch: the task, the worker that does it, and its outcome.
 
-A `Worker` makes its method once, from its name, takes one `Task` after the other and answers each with an `Outcome`, be
-it an error. It writes into a folder of its own below ``OUT/.veil-batch``, and a whole video gets its place by being
-renamed, so that a worker may be killed at any moment. The folder of a dead one stays until the batch ends: three of them
-for the same video, and it is given up.
+A `VideoWorker` makes its anonymizer once, takes one `VideoTask` after the other and returns a `VideoOutcome` for each, also
+for an error. It writes into a folder of its own below ``OUT/.veil-batch``, and a whole video gets its place by being
+renamed, so that a worker may be killed at any moment. The folder of a dead one stays until the batch ends: after three of
+them for the same video, it is given up.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from veil.apps.cluster import TRIES
 from veil.apps.pipeline import anonymize_video
 from veil.core import Anonymizer, VeilError
 from veil.media import storage
-from veil.media.storage import Slot, is_url
+from veil.media.processes import WorkerSlot
+from veil.media.storage import is_url
 from veil.media.video import Codec
 from veil.methods import ANONYMIZERS, DEFAULT, make
 
-STAGE = ".veil-batch"  # below the output folder: what is being written
+WORK_FOLDER = ".veil-batch"  # below the output folder: what is being written
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What is done to every video; a worker makes its method of it."""
+class BatchOptions:
+    """What is done to every video; a worker builds its anonymizer from it."""
 
     method: str = DEFAULT
     region: str | None = None
@@ -43,19 +44,21 @@ class Options:
     salvage: bool = False
 
     def make(self, device: str | None = None) -> Anonymizer:
-        """The anonymizer; on another device, if it is one that asks for a device."""
+        """The anonymizer; on this device, if it takes one."""
         made = make(self.method, region=self.region, hide=self.hide, also=self.also)
         if device is None or "device" not in made.params():
             return made
         return type(made)(**(made.params() | {"device": device}))
 
-    def told(self) -> dict[str, Any]:
-        """As a manifest tells them: a seed would undo the noise, so it is left out; weights may change, so they count."""
-        told = asdict(self) | {"method": re.sub(r"\bseed=[^,]*,?", "", self.method).rstrip(",:")}
+    def recorded(self) -> dict[str, Any]:
+        """As a manifest records them: without the seed, which would undo the noise; with a checksum of the weights, which may change."""
+        recorded = asdict(self) | {"method": re.sub(r"\bseed=[^,]*,?", "", self.method).rstrip(",:")}
         if self.learned:
             folder = self.learned.is_dir()
-            told["weights"] = storage.sha256(self.learned / "weights.safetensors" if folder else self.learned)
-        return told
+            recorded["weights"] = storage.sha256(
+                self.learned / "weights.safetensors" if folder else self.learned
+            )
+        return recorded
 
     @property
     def learned(self) -> Path | None:
@@ -64,7 +67,7 @@ class Options:
         return path if self.method.partition(":")[0] not in ANONYMIZERS and path.exists() else None
 
 
-class Task(NamedTuple):
+class VideoTask(NamedTuple):
     """One video: where it is, its place below the output folder, and that folder."""
 
     source: str
@@ -74,18 +77,18 @@ class Task(NamedTuple):
     @property
     def place(self) -> str:
         """The file that is to be written."""
-        return storage.joined(self.output, Path(self.target))
+        return storage.join(self.output, Path(self.target))
 
 
-class Content(NamedTuple):
-    """A file as it was: to tell later whether it still is the same."""
+class FileContent(NamedTuple):
+    """A file as it was, to find out later whether it is still the same."""
 
     sha256: str
     bytes: int
     changed: str
 
     def same(self, name: str, *, verify: bool = False) -> bool:
-        """Whether a file has this content still; it is read only where its size and time do not tell."""
+        """Whether a file has this content still; it is read only where size and time do not decide."""
         now = storage.stamp(name)
         if now is None or now.bytes != self.bytes:
             return False
@@ -95,15 +98,15 @@ class Content(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of one video: a line of the manifest."""
+class VideoOutcome:
+    """The outcome of one video: a line of the manifest."""
 
     state: Literal["begun", "done", "failed", "refused"]
     target: str
     source: str
     why: str | None = None
-    input: Content | None = None
-    output: Content | None = None
+    input: FileContent | None = None
+    output: FileContent | None = None
     seconds: float | None = None
     frames: int | None = None
     hidden: float | None = None  # mean share of a frame that was changed
@@ -113,67 +116,72 @@ class Outcome:
 
     def line(self) -> str:
         """As JSON, without what is not known."""
-        told = {key: value for key, value in asdict(self).items() if value is not None}
+        recorded = {key: value for key, value in asdict(self).items() if value is not None}
         for key in ("input", "output"):
             if (content := getattr(self, key)) is not None:
-                told[key] = content._asdict()
-        return json.dumps(told, ensure_ascii=False)
+                recorded[key] = content._asdict()
+        return json.dumps(recorded, ensure_ascii=False)
 
     @classmethod
     def read(cls, line: str) -> Self:
-        """Of its line; a line that is none raises ValueError, KeyError or TypeError."""
-        told = json.loads(line)
+        """Parse its line; another line raises ValueError, KeyError or TypeError."""
+        recorded = json.loads(line)
         for key in ("input", "output"):
-            if key in told:
-                told[key] = Content(**told[key])
-        if told["state"] not in ("begun", "done", "failed", "refused"):
-            raise ValueError(told["state"])
-        return cls(**told)
+            if key in recorded:
+                recorded[key] = FileContent(**recorded[key])
+        if recorded["state"] not in ("begun", "done", "failed", "refused"):
+            raise ValueError(recorded["state"])
+        return cls(**recorded)
 
 
-class Worker:
+class VideoWorker:
     """Anonymizes one video after the other by a method that it makes once."""
 
-    def __init__(self, options: Options, share: int | None = None, device: str | None = None) -> None:
+    def __init__(self, options: BatchOptions, share: int | None = None, device: str | None = None) -> None:
         """``share``: how many of the machine's cores are for it [all]; ``device``: for methods that ask for one."""
         self.options, self._device = options, device
-        self._slot = Slot()
+        self._slot = WorkerSlot()
         if share:
             self._slot.take_cores(share)
         self._anonymizer: Anonymizer | None = None
 
-    def __call__(self, task: Task) -> Outcome:
-        """What came of a video; this never raises, else one bad file would end the batch."""
+    def __call__(self, task: VideoTask) -> VideoOutcome:
+        """The outcome of a video; this never raises, else one bad file would end the batch."""
         begun, tries = time.monotonic(), 1
         try:
-            stage = storage.joined(task.output, Path(STAGE))
-            with storage.trace(stage, hashlib.sha256(task.target.encode()).hexdigest()[:16]) as trace:
-                tries += trace.others
+            work = storage.join(task.output, Path(WORK_FOLDER))
+            with storage.attempt(work, hashlib.sha256(task.target.encode()).hexdigest()[:16]) as attempt:
+                tries += attempt.others
                 if tries > TRIES:
-                    raise VeilError(f"{task.source} was given up: {TRIES} workers died of it.")
-                outcome = self._anonymized(task, trace.folder or self._slot.folder)
+                    raise VeilError(
+                        f"{task.source} was given up: {TRIES} workers died of it.", code="given-up"
+                    )
+                outcome = self._anonymized(task, attempt.folder or self._slot.folder)
         except VeilError as error:
-            outcome = Outcome("failed", task.target, task.source, str(error))
+            outcome = VideoOutcome("failed", task.target, task.source, str(error))
         except OSError as error:
             why = f"{error.filename or task.source} cannot be used: {error.strerror or error}."
-            outcome = Outcome("failed", task.target, task.source, why)
+            outcome = VideoOutcome("failed", task.target, task.source, why)
         except Exception as error:
             why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-            outcome = Outcome("failed", task.target, task.source, f"this is a mistake of Veil's ({why}).")
+            outcome = VideoOutcome(
+                "failed", task.target, task.source, f"this is a defect of Veil ({why}): please report it."
+            )
         return replace(outcome, seconds=round(time.monotonic() - begun, 3), tries=min(tries, TRIES))
 
-    def _anonymized(self, task: Task, folder: Path) -> Outcome:
+    def _anonymized(self, task: VideoTask, folder: Path) -> VideoOutcome:
         if self._anonymizer is None:
             self._anonymizer = self.options.make(self._device)
         before = storage.stamp(task.source)
         if before is None:
             raise VeilError(
-                f"{task.source} is not there: check the name; machines of a cluster must all see it."
+                f"{task.source} does not exist: check the name; all machines of a cluster must see it.",
+                code="input-missing",
             )
         options, draft = self.options, folder / f"video{Path(task.target).suffix}"
-        reading = storage.at_hand(task.source, self._slot.folder)
+        reading = storage.local_copy(task.source, self._slot.folder)
         try:
-            content = Content(storage.sha256(reading), *before)
+            content = FileContent(storage.sha256(reading), *before)
             report = anonymize_video(
                 reading,
                 draft,
@@ -187,27 +195,30 @@ class Worker:
             )
             if storage.stamp(task.source) != before:
                 raise VeilError(
-                    f"{task.source} changed while it was read: run the batch again when it is whole."
+                    f"{task.source} changed while it was read: run the batch again when it is complete.",
+                    code="input-changed",
                 )
             checksum = storage.sha256(draft)
             storage.publish(draft, task.place)
         except VeilError as error:
-            # What the user knows are the names of the video and its place, not of copies and drafts.
-            said = str(error).replace(str(reading), task.source).replace(str(draft), task.place)
-            raise VeilError(said) from error
+            # The user gave the names of the video and its place, not of copies and drafts.
+            message = str(error).replace(str(reading), task.source).replace(str(draft), task.place)
+            raise VeilError(message, code=error.code) from error
         finally:
             draft.unlink(missing_ok=True)
             if is_url(task.source):
-                reading.unlink(missing_ok=True)  # pixels that nobody has anonymized
+                reading.unlink(missing_ok=True)  # raw pixels
         written = storage.stamp(task.place)
         if written is None:
-            raise VeilError(f"{task.place} was written and is gone: who else writes there?")
-        return Outcome(
+            raise VeilError(
+                f"{task.place} was written and is gone: check what else writes there.", code="output-gone"
+            )
+        return VideoOutcome(
             "done",
             task.target,
             task.source,
             input=content,
-            output=Content(checksum, *written),
+            output=FileContent(checksum, *written),
             frames=report.frames,
             hidden=round(report.hidden, 4),
             frames_without=report.frames_without,

@@ -66,9 +66,9 @@ def batch(
         Read finished outputs and compare checksums, instead of trusting sizes and times.
     """
     from veil.apps.batch import anonymize_videos
-    from veil.apps.worker import Options
+    from veil.apps.worker import BatchOptions
 
-    options = Options(
+    options = BatchOptions(
         method=chosen_method(hiding.method, hiding.with_, hiding.region),
         region=hiding.region,
         hide=joined_names(hiding.hide),

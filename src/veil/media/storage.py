@@ -1,35 +1,31 @@
-"""Files wherever they are: in folders, or at fsspec's URLs (``s3://``, ``gs://``, ``hdfs://``, …).
+"""Files in folders, or at fsspec's URLs (``s3://``, ``gs://``, ``hdfs://``, …).
 
-A video is worked on as a local file: one at a URL is copied to the worker's own folder first, and its output is uploaded
+A video is processed as a local file: one at a URL is copied to the worker's own folder first, and its output is uploaded
 under a hidden name and moved, so that what has its name is whole.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
 import secrets
 import shutil
 import socket
-import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from veil.core import VeilError, io_errors
+from veil.core import io_errors
 
 
-class Stamp(NamedTuple):
-    """What tells, without reading it, that a file is the same as before."""
+class FileStamp(NamedTuple):
+    """What shows, without reading it, that a file is the same as before."""
 
     bytes: int
-    changed: str  # when it was last changed, or another mark that its storage gives it
+    changed: str  # when it was last changed, or another version mark of its storage
 
 
 def is_url(name: str) -> bool:
@@ -44,19 +40,19 @@ def absolute(name: str) -> str:
     return name if is_url(name) else str(Path(name).absolute())
 
 
-def joined(folder: str, place: PurePosixPath | Path) -> str:
+def join(folder: str, place: PurePosixPath | Path) -> str:
     """The name of what is in a folder, which may be a URL."""
     return f"{folder.rstrip('/')}/{place.as_posix()}" if is_url(folder) else str(Path(folder) / place)
 
 
-def stamp(name: str) -> Stamp | None:
+def stamp(name: str) -> FileStamp | None:
     """The stamp of a file; None: it is not there."""
     if not is_url(name):
         try:
             found = Path(name).stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return Stamp(found.st_size, str(found.st_mtime_ns))
+        return FileStamp(found.st_size, str(found.st_mtime_ns))
     with _storage_errors(name, "reached"):
         system, path = _system(name)
         try:
@@ -86,7 +82,7 @@ def list_files(base: str, pattern: str) -> dict[Path, str]:
         }
 
 
-def at_hand(name: str, folder: Path) -> Path:
+def local_copy(name: str, folder: Path) -> Path:
     """The file itself, or a copy of it in the folder."""
     if not is_url(name):
         return Path(name)
@@ -98,7 +94,7 @@ def at_hand(name: str, folder: Path) -> Path:
 
 
 def publish(file: Path, place: str) -> None:
-    """Give a file that is whole its place: at once, whatever was there; the folder is made if need be."""
+    """Move a whole file to its place, over what was there; the folder is made where there is none."""
     if not is_url(place):
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         file.replace(place)
@@ -151,34 +147,34 @@ def sha256(name: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class Trace(NamedTuple):
-    """Of work on a thing: whoever works on it again sees it, unless the work came to an end."""
+class Attempt(NamedTuple):
+    """One attempt at a task; its mark is removed when it ends, so that a mark that stays is of a worker that died."""
 
-    others: int  # traces of earlier work on the same, by workers that died
-    folder: Path | None  # to write in; None: the trace is at a URL
+    others: int  # marks of earlier attempts at the same task
+    folder: Path | None  # to write in; None: the mark is at a URL
 
 
 @contextmanager
-def trace(stage: str, key: str) -> Iterator[Trace]:
-    """Leave a trace of the work on a thing in a folder that all workers see, and wipe it out when the work ends."""
+def attempt(folder: str, key: str) -> Iterator[Attempt]:
+    """Mark an attempt at a task in a folder that all workers see, until it ends."""
     name = f"{key}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    if not is_url(stage):
-        folder = Path(stage) / name
-        others = len([*Path(stage).glob(f"{key}-*")])
-        folder.mkdir(parents=True)
+    if not is_url(folder):
+        own = Path(folder) / name
+        others = len([*Path(folder).glob(f"{key}-*")])
+        own.mkdir(parents=True)
         try:
-            yield Trace(others, folder)
+            yield Attempt(others, own)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(own, ignore_errors=True)
         return
-    with _storage_errors(stage, "written"):
-        system, path = _system(stage)
+    with _storage_errors(folder, "written"):
+        system, path = _system(folder)
         system.makedirs(path, exist_ok=True)
         system.invalidate_cache()
         others = len(system.glob(f"{path}/{key}-*"))
         system.pipe_file(f"{path}/{name}", b"-")
     try:
-        yield Trace(others, None)
+        yield Attempt(others, None)
     finally:
         with suppress(Exception):
             system.rm_file(f"{path}/{name}")
@@ -195,60 +191,18 @@ def remove(folder: str) -> None:
             system.rm(path, recursive=True)
 
 
-class Slot:
-    """A worker's place on its machine: a number that no other worker has, and a folder of its own.
-
-    Both are given back when the worker's process ends, however it ends; who takes the number next empties the folder.
-    """
-
-    def __init__(self) -> None:
-        root = Path(tempfile.gettempdir()) / f"veil-batch-{os.getuid()}"
-        root.mkdir(mode=0o700, exist_ok=True)
-        about = root.lstat()
-        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
-            raise VeilError(f"{root} is not a folder of yours: remove it, or set TMPDIR to another folder.")
-        for number in count():
-            lock = os.open(
-                root / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-            )
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-                continue
-            self._lock = lock  # never closed by hand: it ends with the process
-            self.number, self.folder = number, root / str(number)
-            break
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(mode=0o700)
-
-    def take_cores(self, share: int) -> None:
-        """Keep to as many cores, others than those of other workers; libraries then start as many threads."""
-        if not hasattr(os, "sched_setaffinity"):
-            return
-        cores = sorted(os.sched_getaffinity(0))
-        if share < len(cores):
-            start = self.number * share
-            os.sched_setaffinity(0, {cores[(start + i) % len(cores)] for i in range(share)})
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _system(name: str) -> tuple[Any, str]:
     import fsspec
 
     return fsspec.core.url_to_fs(name)
 
 
-def _stamp(info: dict[str, Any]) -> Stamp:
+def _stamp(info: dict[str, Any]) -> FileStamp:
     marks = (
         info.get(key)
         for key in ("ETag", "etag", "LastModified", "last_modified", "mtime", "modified", "created")
     )
-    return Stamp(int(info.get("size") or 0), str(next((mark for mark in marks if mark), "")))
+    return FileStamp(int(info.get("size") or 0), str(next((mark for mark in marks if mark), "")))
 
 
 def _storage_errors(name: str, action: str) -> AbstractContextManager[None]:

@@ -10,9 +10,7 @@ import json
 import math
 import os
 import resource
-import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +24,7 @@ from PIL import Image
 
 from veil.apps.serve.preview import previewed, shrink
 from veil.core import Anonymizer, Frames, VeilError
+from veil.media.processes import end_with_parent
 
 STILLS = 6  # moments of a video to click on
 INSPECTED = 600  # frames among which they are chosen
@@ -212,7 +211,7 @@ def main() -> None:
     os.dup2(silence, 1)  # what libraries print must not be read as progress
     task = json.loads(sys.stdin.readline())
     _lower_priority()
-    threading.Thread(target=end_with_server, daemon=True).start()
+    end_with_parent(0, group=True)  # the server holds our standard input open
     if home := task.get("home"):  # the visitor's own templates
         os.environ["XDG_DATA_HOME"] = home
     try:
@@ -232,13 +231,6 @@ def _lower_priority() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
-
-
-def end_with_server() -> None:
-    """Wait until the server has closed this process's standard input, then end with all children."""
-    while os.read(0, 1024):
-        pass
-    os.killpg(0, signal.SIGKILL)
 
 
 def _without_paths(sentence: str, task: Task) -> str:
