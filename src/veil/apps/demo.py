@@ -13,9 +13,9 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from veil.apps.pipeline import Progress, anonymize_video
+from veil.apps.pipeline import anonymize_video
 from veil.apps.report import Report, draw_sheet, save_picture
-from veil.core import Anonymizer, Frames
+from veil.core import Anonymizer, Frames, Progress
 from veil.media.sinks import open_sink
 from veil.media.sources import open_source
 from veil.media.video import FrameTime, VideoInfo
@@ -25,7 +25,7 @@ SIZE = (480, 360)  # width, height
 LENGTH = 90
 
 
-class Demo(NamedTuple):
+class DemoResult(NamedTuple):
     """What the demo made."""
 
     report: Report
@@ -47,16 +47,16 @@ def sample(length: int = LENGTH, size: tuple[int, int] = SIZE) -> Frames:
     return frames
 
 
-def run_demo(folder: Path, anonymizer: Anonymizer, progress: Progress | None = None) -> Demo:
+def run_demo(folder: Path, anonymizer: Anonymizer, progress: Progress | None = None) -> DemoResult:
     """Write the sample, anonymize it, and put frames of both side by side."""
     folder.mkdir(parents=True, exist_ok=True)
-    raw, veiled, picture = folder / "sample.mp4", folder / "anonymized.mp4", folder / "side-by-side.jpg"
+    raw, anonymized, picture = folder / "sample.mp4", folder / "anonymized.mp4", folder / "side-by-side.jpg"
     info = VideoInfo(*SIZE, fps=Fraction(30), frames=LENGTH, time_base=Fraction(1, 30))
     with open_sink(raw, info, quality=18, overwrite=True) as sink:
         sink.write(sample(), [FrameTime(i, 1) for i in range(LENGTH)])
     report = anonymize_video(
         raw,
-        veiled,
+        anonymized,
         anonymizer,
         report=folder / "report.json",
         preview=folder / "preview.jpg",
@@ -64,9 +64,9 @@ def run_demo(folder: Path, anonymizer: Anonymizer, progress: Progress | None = N
         progress=progress,
     )
     at = [int(share * (LENGTH - 1)) for share in (0.0, 0.2, 0.5, 0.8)]
-    pictures = [Image.fromarray(frame) for path in (raw, veiled) for frame in _frames(path, at)]
+    pictures = [Image.fromarray(frame) for path in (raw, anonymized) for frame in _frames(path, at)]
     save_picture(draw_sheet(pictures, columns=len(at)), picture)
-    return Demo(report, veiled, picture)
+    return DemoResult(report, anonymized, picture)
 
 
 def _frames(path: Path, at: list[int]) -> Frames:

@@ -1,4 +1,4 @@
-"""What this machine has and lacks for Veil."""
+"""What is installed on this machine for Veil, and what is missing."""
 
 from __future__ import annotations
 
@@ -26,33 +26,37 @@ OPTIONAL = {  # the extra that brings a package, and what it is for
     "onnx": ("learn", "export"),
     "lightning-fabric": ("train", "training in several processes"),
     "tensorboard": ("train", "logs for TensorBoard"),
-    "dlib-bin": ("faces", "recognising faces in an audit"),
+    "dlib-bin": ("faces", "recognizing faces in an audit"),
+    "pylance": ("features", "features of videos on disk"),
+    "ray": ("ray", "many videos on a cluster"),
+    "starlette": ("ui", "the web app"),
+    "uvicorn": ("ui", "the web app"),
 }
 ENCODERS = {"libx264": "H.264, the default", "libx265": "--codec h265", "ffv1": "--codec ffv1"}
 
 
-class Check(NamedTuple):
-    """One thing that was looked at."""
+class Diagnosis(NamedTuple):
+    """The state of one package, device, encoder or file."""
 
-    what: str
-    state: Literal["good", "optional", "bad"]  # optional: absent, and only some things need it
-    says: str
+    name: str
+    state: Literal["good", "optional", "bad"]  # optional: absent, and only some features need it
+    message: str
 
 
-def examine() -> Iterator[Check]:
-    """Look at everything, one thing after the other."""
-    yield Check("python", "good", platform.python_version())
+def examine() -> Iterator[Diagnosis]:
+    """Check everything, one item after the other."""
+    yield Diagnosis("python", "good", platform.python_version())
     for package in ESSENTIAL:
         try:
-            yield Check(package, "good", importlib.metadata.version(package))
+            yield Diagnosis(package, "good", importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
-            yield Check(package, "bad", f"not installed: run `pip install {package}`")
-    yield _opencv()
+            yield Diagnosis(package, "bad", f"not installed: run `pip install {package}`")
+    yield from _opencv()
     for package, (extra, use) in OPTIONAL.items():
         try:
-            yield Check(package, "good", importlib.metadata.version(package))
+            yield Diagnosis(package, "good", importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
-            yield Check(
+            yield Diagnosis(
                 package, "optional", f"not installed ({use}): run `pip install 'veil-video[{extra}]'`"
             )
     yield from _devices()
@@ -60,56 +64,69 @@ def examine() -> Iterator[Check]:
     yield from _weights()
 
 
-def _opencv() -> Check:
+def _opencv() -> Iterator[Diagnosis]:
     try:
         import cv2
     except ImportError as error:  # opencv-python needs libGL, which a server may lack
-        return Check("opencv", "bad", f"{error}: run `pip install --force-reinstall opencv-python-headless`")
-    return Check("opencv", "good", cv2.__version__)
+        yield Diagnosis(
+            "opencv", "bad", f"{error}: run `pip install --force-reinstall opencv-python-headless`"
+        )
+        return
+    yield Diagnosis("opencv", "good", cv2.__version__)
+    from veil.apps.live.window import GUI_REMEDY, has_gui
+
+    if has_gui():
+        yield Diagnosis("windows", "good", "`veil live --to window`")
+    else:
+        yield Diagnosis(
+            "windows", "optional", f"not in this OpenCV (`veil live --to window`): run `{GUI_REMEDY}`"
+        )
 
 
-def _devices() -> Iterator[Check]:
-    yield Check("processor", "good", f"{os.cpu_count()} cores")
+def _devices() -> Iterator[Diagnosis]:
+    yield Diagnosis("processor", "good", f"{os.cpu_count()} cores")
     try:
         import torch
     except ModuleNotFoundError:
         pass  # listed above
     else:
         if torch.cuda.is_available():
-            yield Check("gpu", "good", torch.cuda.get_device_name())
+            yield Diagnosis("gpu", "good", torch.cuda.get_device_name())
         else:
-            yield Check("gpu", "optional", "none that torch can use; everything here runs without one")
+            yield Diagnosis("gpu", "optional", "none that torch can use; everything here runs without one")
     cameras = sorted(str(path) for path in Path("/dev").glob("video[0-9]*"))
-    yield Check("cameras", "good" if cameras else "optional", ", ".join(cameras) or "none")
+    yield Diagnosis("cameras", "good" if cameras else "optional", ", ".join(cameras) or "none")
 
 
-def _encoders() -> Iterator[Check]:
+def _encoders() -> Iterator[Diagnosis]:
     import av
 
     for name, use in ENCODERS.items():
         there = name in av.codecs_available
         state = "good" if there else "bad" if name == "libx264" else "optional"
-        yield Check(
+        yield Diagnosis(
             f"encoder {name}", state, use if there else f"missing ({use}): run `pip install --upgrade av`"
         )
 
 
-def _weights() -> Iterator[Check]:
+def _weights() -> Iterator[Diagnosis]:
     for name, entry in weights.WEIGHTS.items():
-        what = f"weights {name}"
+        label = f"weights {name}"
         try:
             path = weights.find(name)
-            yield Check(what, "good", f"{entry.use}; {entry.licence}; {path}")
+            yield Diagnosis(label, "good", f"{entry.use}; {entry.licence}; {path}")
         except VeilError as error:
             if weights.look_up(name):
-                yield Check(what, "bad", str(error))
+                yield Diagnosis(label, "bad", str(error))
             else:
                 state = "bad" if entry.shipped else "optional"
-                yield Check(what, state, f"{entry.use}; {entry.licence}; not here: {weights.remedy(name)}")
+                yield Diagnosis(
+                    label, state, f"{entry.use}; {entry.licence}; not here: {weights.remedy(name)}"
+                )
     for name, kind in dense.DESCRIPTORS.items():
         if kind.network:
-            told = f"describes places; {kind.licence}"
+            use = f"describes places; {kind.licence}"
             try:
-                yield Check(f"weights {name}", "good", f"{told}; {dense.keys_file(name)}")
+                yield Diagnosis(f"weights {name}", "good", f"{use}; {dense.keys_file(name)}")
             except VeilError as error:
-                yield Check(f"weights {name}", "optional", f"{told}; {error}")
+                yield Diagnosis(f"weights {name}", "optional", f"{use}; {error}")

@@ -10,9 +10,9 @@ def doctor() -> int:
     from veil.apps.doctor import examine
 
     healthy = True
-    for check in examine():
-        mark = {"good": "[green]✓[/]", "optional": "[yellow]-[/]", "bad": "[red]✗[/]"}[check.state]
-        out.print(f"{mark} {check.what:<24} ", end="")
-        out.print(check.says, markup=False)
-        healthy &= check.state != "bad"
+    for item in examine():
+        mark = {"good": "[green]✓[/]", "optional": "[yellow]-[/]", "bad": "[red]✗[/]"}[item.state]
+        out.print(f"{mark} {item.name:<24} ", end="")
+        out.print(item.message, markup=False)
+        healthy &= item.state != "bad"
     return 0 if healthy else 2

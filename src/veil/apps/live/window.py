@@ -14,6 +14,8 @@ from veil.apps.live.sinks import PORT, TIMEOUT
 from veil.core import Frames, VeilError
 from veil.media.video import VideoInfo
 
+# The base installation has opencv-python-headless; both packages hold the module cv2, and the last one installed is used.
+GUI_REMEDY = "pip install --force-reinstall --no-deps opencv-python"
 LARGEST = 1280, 720  # pixels of a window when it opens; it can be made larger
 
 
@@ -25,8 +27,7 @@ class WindowSink:
     def __init__(self, info: VideoInfo) -> None:
         if not has_gui():
             raise VeilError(
-                "this build of OpenCV has no windows: run `pip install --force-reinstall --no-deps opencv-python`, or use "
-                f"--to http://127.0.0.1:{PORT}.",
+                f"this build of OpenCV has no windows: run `{GUI_REMEDY}`, or use --to http://127.0.0.1:{PORT}.",
                 code="window-no-gui",
             )
         os.environ.setdefault("QT_LOGGING_RULES", "default.warning=false")  # about fonts that nothing needs
