@@ -49,7 +49,7 @@ def cost(given: argparse.Namespace) -> None:
         turns = steps if device.type == "cuda" else given.turns
         times, moves = [], []
         begun = time.perf_counter()
-        for measured in fit(training.game, map(training.batch, range(turns))):
+        for measured in fit(training.phases, map(training.batch, range(turns))):
             times.append(time.perf_counter() - begun)
             moves.append(measured.step_name)
             begun = time.perf_counter()

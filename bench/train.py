@@ -28,10 +28,11 @@ from torch.utils.data import Dataset as TorchDataset
 
 from veil.data import Dataset, read
 from veil.data.frames import square
-from veil.methods.spact import Projector, Redraw, SPAct
+from veil.methods.sections import AdversarialSchedule
+from veil.methods.spact import FrameAnonymizer, Projector, SPActRecipe, UNetConfig
 from veil.nn import image, unet, video
-from veil.training import data as stage
-from veil.training.data import DataConfig, Source
+from veil.training import data_config
+from veil.training.data_config import DataConfig
 from veil.training.losses import nt_xent
 
 
@@ -58,17 +59,17 @@ class Decoded(TorchDataset):
         return small[:, when], int(sample.action or 0), small[:, a], small[:, b]
 
 
-def naive(dataset: Dataset, recipe: SPAct, turns: int, device: torch.device) -> float:
+def naive(dataset: Dataset, recipe: SPActRecipe, turns: int, device: torch.device) -> float:
     """Seconds a turn."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    redraw = Redraw(unet.make("unet", width=recipe.width)).to(device)
-    task = video.make(recipe.task, len(dataset.actions), size=recipe.stage.size).to(device)
-    budget = Projector(image.make("resnet50", 1, size=recipe.stage.size)).to(device)
+    redraw = FrameAnonymizer(unet.make("unet", width=recipe.anonymizer.width)).to(device)
+    task = video.make(recipe.utility.network, len(dataset.actions), size=recipe.data.size).to(device)
+    budget = Projector(image.make("resnet50", 1, size=recipe.data.size)).to(device)
     hider = torch.optim.Adam(redraw.parameters(), 1e-4)
     learner = torch.optim.Adam([*task.parameters(), *budget.parameters()], 1e-4)
-    clips = Decoded(dataset, recipe.stage.size, recipe.stage.length)
-    pairs = DataLoader(clips, recipe.stage.stills, num_workers=4, shuffle=True)
-    loader = DataLoader(clips, recipe.stage.batch, num_workers=4, shuffle=True)
+    clips = Decoded(dataset, recipe.data.size, recipe.data.length)
+    pairs = DataLoader(clips, recipe.data.image_pairs, num_workers=4, shuffle=True)
+    loader = DataLoader(clips, recipe.data.batch, num_workers=4, shuffle=True)
     begun = 0.0
     for turn, (batch, people) in enumerate(zip(loader, pairs, strict=False)):
         if turn == 6:
@@ -102,10 +103,10 @@ def in_memory(dataset: Dataset, size: int) -> Dataset:
     return replace(dataset, frames=lambda sample: store[sample.id])
 
 
-def veil(dataset: Dataset, recipe: SPAct, turns: int, device: torch.device) -> float:
+def veil(dataset: Dataset, recipe: SPActRecipe, turns: int, device: torch.device) -> float:
     """Seconds a turn."""
-    held = in_memory(dataset, recipe.stage.size)
-    stage.read_data = lambda *_, **__: held
+    held = in_memory(dataset, recipe.data.size)
+    data_config.read_data = lambda *_, **__: held
     torch.backends.cudnn.benchmark = True
     training = recipe.training(device, 1)
     begun = 0.0
@@ -113,7 +114,7 @@ def veil(dataset: Dataset, recipe: SPAct, turns: int, device: torch.device) -> f
         if turn == 10:
             _wait(device)
             begun = time.perf_counter()
-        training.game.train_step(training.batch(turn))
+        training.phases.train_step(training.batch(turn))
     _wait(device)
     return (time.perf_counter() - begun) / turns
 
@@ -167,10 +168,9 @@ def main() -> None:
     dataset = read("utd-mhad", given.data / "utd_mhad_depth")
     device = torch.device(given.device)
     small = device.type == "cpu"
-    part = DataConfig(
-        use=Source(name="utd-mhad"), batch=2 if small else 24, stills=2 if small else 64, flip=False
-    )
-    recipe = SPAct(stage=part, width=given.width, drawing=0, warming=0)
+    part = DataConfig(name="utd-mhad", batch=2 if small else 24, image_pairs=2 if small else 64, flip=False)
+    schedule = AdversarialSchedule(reconstruction_steps=0, warmup_steps=0)
+    recipe = SPActRecipe(data=part, anonymizer=UNetConfig(width=given.width), schedule=schedule)
     slow = naive(dataset, recipe, given.turns, device)
     fast = veil(dataset, recipe, given.turns, device)
     print(

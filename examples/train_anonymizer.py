@@ -14,7 +14,7 @@ from veil.apps.train import train
 from veil.core import to_clip
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "prototypes-synthetic.toml"
-LESS = ("steps=8", "stage.batch=4", "stage.use.options.count=40")
+LESS = ("schedule.steps=8", "data.batch=4", "data.options.count=40")
 
 
 def tell(step: int, steps: int, measured: dict[str, float]) -> None:

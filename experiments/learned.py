@@ -43,14 +43,11 @@ from veil.audit.suites import Suite
 from veil.core import Anonymizer, Frames, Veiled
 from veil.data import Dataset, Sample
 from veil.data.attributes import UTK_RACES
-from veil.methods import learned
 from veil.methods.learned import Learned
-from veil.training import config
-from veil.training import data as stage
+from veil.methods.recipes import RECIPES as PIXEL_RECIPES
+from veil.training import config, data_config
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-PREFIX = {"penalty": "spact.", "tedspad": "spact."}  # where a recipe keeps its stage
-GAMES = {"bdq": "game.", "stprivacy": "game."}
 
 
 @dataclass(frozen=True)
@@ -72,32 +69,43 @@ ROWS: dict[str, Row] = {
     "STPrivacy": Row("stprivacy", main=True),
     "noisy features": Row("noisy", main=True),
     "action prototypes": Row("prototypes", main=True),
-    "action prototypes, phase temperature 0": Row("prototypes", ("loose=0",)),
+    "action prototypes, phase temperature 0": Row("prototypes", ("anonymizer.phase_temperature=0",)),
     **{
-        f"action prototypes, phase temperature {w}": Row("prototypes", (f"loose={w}",))
+        f"action prototypes, phase temperature {w}": Row("prototypes", (f"anonymizer.phase_temperature={w}",))
         for w in (0.003, 0.005, 0.02, 0.03)
     },
-    "action prototypes, not quantized": Row("prototypes", ("snap=false",)),
-    "action prototypes, class weight 0": Row("prototypes", ("tell=0",)),
-    "action prototypes, cells of 16": Row("prototypes", ("cell=16",)),
-    **{f"penalty B {b}": Row("penalty", (f"bound={b}",)) for b in (0.3, 0.7, 0.9)},
-    **{f"penalty B 0.1 lambda {w}": Row("penalty", ("bound=0.1", f"weight={w}")) for w in (0, 0.25, 0.5, 1)},
-    "penalty as released": Row("penalty", ("bound=0.3", "detached=true", 'spact.cap="none"')),
-    **{f"SPAct omega {w}": Row("spact", (f"omega={w}",)) for w in (0.1, 0.3, 3, 10)},
-    "SPAct without cap": Row("spact", ('cap="none"',)),
-    "SPAct frozen": Row("spact", ('branch="frozen"',)),
-    "SPAct spatio-temporal": Row("spact", ('branch="spatiotemporal"', 'budget=["small3d"]')),
-    "SPAct views": Row("spact", ('stage.pairs="views"',)),
-    "SPAct near": Row("spact", ('stage.pairs="near"',)),
-    "SPAct far": Row("spact", ('stage.pairs="far"',)),
-    "SPAct MoCo": Row("spact", ('contrast="moco"',)),
-    "SPAct RotNet": Row("spact", ('contrast="rotnet"',)),
-    "SPAct MobileNet": Row("spact", ('budget=["mobilenet_v1"]',)),
-    "SPAct ensemble": Row("spact", ('budget=["resnet18", "mobilenet_v1"]',)),
-    "SPAct UNet++": Row("spact", ('net="unet++"',)),
-    "SPAct stronger": Row("spact", ("omega=3", "turns=3", "lively=true")),
+    "action prototypes, not quantized": Row("prototypes", ("anonymizer.quantize=false",)),
+    "action prototypes, class weight 0": Row("prototypes", ("utility.class_weight=0",)),
+    "action prototypes, cells of 16": Row("prototypes", ("anonymizer.cell=16",)),
+    **{f"penalty B {b}": Row("penalty", (f"penalty.bound={b}",)) for b in (0.3, 0.7, 0.9)},
+    **{
+        f"penalty B 0.1 lambda {w}": Row("penalty", ("penalty.bound=0.1", f"penalty.weight={w}"))
+        for w in (0, 0.25, 0.5, 1)
+    },
+    "penalty as released": Row(
+        "penalty", ("penalty.bound=0.3", "penalty.detached=true", 'budget.cap="none"')
+    ),
+    **{f"SPAct omega {w}": Row("spact", (f"budget.weight={w}",)) for w in (0.1, 0.3, 3, 10)},
+    "SPAct without cap": Row("spact", ('budget.cap="none"',)),
+    "SPAct frozen": Row("spact", ('budget.branch="frozen"',)),
+    "SPAct spatio-temporal": Row("spact", ('budget.branch="spatiotemporal"', 'budget.networks=["small3d"]')),
+    "SPAct views": Row("spact", ('data.pairs="views"',)),
+    "SPAct near": Row("spact", ('data.pairs="near"',)),
+    "SPAct far": Row("spact", ('data.pairs="far"',)),
+    "SPAct MoCo": Row("spact", ('budget.contrast="moco"',)),
+    "SPAct RotNet": Row("spact", ('budget.contrast="rotnet"',)),
+    "SPAct MobileNet": Row("spact", ('budget.networks=["mobilenet_v1"]',)),
+    "SPAct ensemble": Row("spact", ('budget.networks=["resnet18", "mobilenet_v1"]',)),
+    "SPAct UNet++": Row("spact", ('anonymizer.net="unet++"',)),
+    "SPAct stronger": Row("spact", ("budget.weight=3", "schedule.repeats=3", "budget.batch_stats=true")),
     "SPAct, the paper's networks": Row(
-        "spact", ("width=64", 'task="r3d_18_spact"', 'budget=["resnet50"]', "playing=800")
+        "spact",
+        (
+            "anonymizer.width=64",
+            'utility.network="r3d_18_spact"',
+            'budget.networks=["resnet50"]',
+            "schedule.adversarial_steps=800",
+        ),
     ),
     "adversarial, ours": Row("adversarial-ours"),
 }
@@ -169,19 +177,18 @@ def half(data: AuditData, judged: bool) -> tuple[str, ...]:
 
 def changed(row: Row, protocol: str, seed: int, data: AuditData) -> list[str]:
     """What is set in a recipe for one protocol and seed."""
-    at = PREFIX.get(row.recipe, GAMES.get(row.recipe, ""))
-    sets = [*row.sets, f"{at}seed={seed}", f'{at}stage.use.root="."']
+    sets = [*row.sets, f"seed={seed}", 'data.root="."']
     novel = json.dumps(half(data, judged=False)) if protocol.endswith(NOVEL) else None
     if data.private is not None:
-        told = f", attributes={novel}" if novel else ""
+        attributes = f", attributes={novel}" if novel else ""
         sets += [
-            f'{at}stage.use.name="ucf-sports"',
-            f'{at}stage.private={{name="utkface", root="."{told}}}',
-            f'{at}stage.pairs="views"',
-            f"{at}stage.stills=32",
+            'data.name="ucf-sports"',
+            f'data.private={{name="utkface", root="."{attributes}}}',
+            'data.pairs="views"',
+            "data.image_pairs=32",
         ]
     elif novel:
-        sets.append(f"{at}stage.use.actions={novel}")
+        sets.append(f"data.actions={novel}")
     return sets
 
 
@@ -197,7 +204,7 @@ def work(
     for one in data.values():
         known |= {dataset.name: dataset for dataset in (one.utility, one.private) if dataset}
     videos.cpu_count = lambda: 2  # threads of one worker
-    stage.read_data = lambda name, root, **_: known[name]  # decoded once, for all
+    data_config.read_data = lambda name, root, **_: known[name]  # decoded once, for all
     longest = 0.0
     while True:
         with taken.get_lock():
@@ -245,7 +252,7 @@ def code_of(name: str) -> str:
     if name not in ROWS:
         return filters.code_of(name)
     path = RECIPES / f"{ROWS[name].recipe}.toml"
-    kind = learned.RECIPES[config.kind_of(path)]
+    kind = PIXEL_RECIPES[config.kind_of(path)]
     recipe = config.as_dict(config.read(path, kind, ROWS[name].sets))
     return records.digest(recipe, source_fingerprint(kind, train))
 
@@ -287,7 +294,11 @@ def evaluate(protocol: str, name: str, seed: int, data: AuditData, given: argpar
             spent = time.monotonic() - began
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
         anonymizer = Learned(str(run / "weights.safetensors"), given.device)
-        shown = [text.replace('root="."', 'root="DATA/utkface"') for text in sets if "use.root" not in text]
+        shown = [
+            text.replace('root="."', 'root="DATA/utkface"')
+            for text in sets
+            if not text.startswith("data.root=")
+        ]
         command = f"veil train recipes/{row.recipe}.toml -o RUN " + " ".join(f"--set '{t}'" for t in shown)
     if name != "raw":
         while ("raw", seed) not in records.done(given.output, protocol):
@@ -317,13 +328,11 @@ def evaluate(protocol: str, name: str, seed: int, data: AuditData, given: argpar
 
 def tiny(row: Row) -> list[str]:
     """To see that everything runs, on a processor."""
-    at = PREFIX.get(row.recipe, GAMES.get(row.recipe, ""))
-    kind = learned.RECIPES[config.kind_of(RECIPES / f"{row.recipe}.toml")]
-    sets = [f"{at}stage.batch=2", f"{at}stage.stills=2"]
+    kind = PIXEL_RECIPES[config.kind_of(RECIPES / f"{row.recipe}.toml")]
+    sets = ["data.batch=2", "data.image_pairs=2"]
     fields = json.dumps(config.schema(kind))
-    for key, value in (("drawing", 1), ("warming", 1), ("playing", 2), ("steps", 2)):
-        if f'"{key}"' in fields:
-            sets.append(f"{at}{key}={value}")
+    counts = {"reconstruction_steps": 1, "warmup_steps": 1, "adversarial_steps": 2, "steps": 2}
+    sets += [f"schedule.{key}={value}" for key, value in counts.items() if f'"{key}"' in fields]
     return sets
 
 

@@ -262,7 +262,7 @@ def made(row: Row, protocol: str, seed: int, bank: dict[str, Bank], given: argpa
     use = {name: bank[names[name]] for name in recipe.sources()}
     device = torch.device(given.device)
     training = trained_on(recipe, {name: one.to("cpu") for name, one in use.items()}, device)
-    for _ in fit(training.game, map(training.batch, range(recipe.steps))):
+    for _ in fit(training.phases, map(training.batch, range(recipe.steps))):
         pass
     weights = {name: value.detach().clone() for name, value in training.weights().items()}
     adapter = recipe.adapter(len(weights["mean"])).to(device)

@@ -27,8 +27,8 @@ LINES = [line for block in re.findall(r"```console\n(.*?)```", README, re.S) for
 COMMANDS = [line for line in LINES if line.startswith("veil ")]
 PACKAGES = {"--gallery": "dlib", "veil features": "lance"}  # of extras that a command needs
 SMALLER = {  # settings with which a recipe is trained here, by its method
-    "prototypes": ("steps=3", "stage.batch=4", "stage.use.options.count=60"),
-    "recognize": ("steps=3", "options.count=60"),
+    "prototypes": ("schedule.steps=3", "data.batch=4", "data.options.count=60"),
+    "recognize": ("schedule.steps=3", "data.options.count=60"),
     "splavu": ("detection=none", "action.options.count=24", "neighbours=4", "warming=1", "batch=8"),
 }
 pytestmark = pytest.mark.usefixtures("drawn_once")

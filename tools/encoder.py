@@ -37,7 +37,7 @@ def step_seconds(recipe: EncoderRecipe, device: str, steps: int) -> float:
         if number == steps // 3:
             _wait(device)
             begun = time.perf_counter()
-        training.game.train_step(training.batch(number))
+        training.phases.train_step(training.batch(number))
     _wait(device)
     return (time.perf_counter() - begun) / (steps - steps // 3)
 

@@ -18,17 +18,18 @@ from veil.methods.builtin import BUILTIN_PROTOTYPES
 def export(run: Path) -> None:
     import torch
 
-    from veil.methods import prototypes
     from veil.methods.learned import load
+    from veil.methods.prototypes.export import to_onnx
+    from veil.methods.prototypes.network import CONTEXT, PrototypeNet, to_half_cells
     from veil.nn.onnx import session
 
-    net, stage = load(run).made
-    assert isinstance(net, prototypes.Prototypes)
-    prototypes.to_onnx(net, BUILTIN_PROTOTYPES, stage)
-    light = prototypes.halves(torch.rand(8, 3, 3 * prototypes.SEEN, stage.size, stage.size), net.cell)
+    net, data = load(run).made
+    assert isinstance(net, PrototypeNet)
+    to_onnx(net, BUILTIN_PROTOTYPES, data)
+    half_cells = to_half_cells(torch.rand(8, 3, 3 * CONTEXT, data.size, data.size), net.cell)
     with torch.inference_mode():
-        expected = net.shown(light).numpy()
-    (found,) = session(BUILTIN_PROTOTYPES).run(None, {"images": light.numpy()})
+        expected = net.cells(half_cells).numpy()
+    (found,) = session(BUILTIN_PROTOTYPES).run(None, {"images": half_cells.numpy()})
     apart = float(np.abs(expected - np.asarray(found)).max())
     print(
         json.dumps(

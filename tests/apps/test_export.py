@@ -27,7 +27,7 @@ from veil.core import VeilError
 from veil.features import splavu
 from veil.features.adapter import Adapter
 from veil.features.bank import Bank
-from veil.methods import learned, make
+from veil.methods import make, recipes
 from veil.methods.builtin import Prototypes
 from veil.methods.exported import load, load_adapter
 from veil.training import config
@@ -42,9 +42,9 @@ def untrained(name: str, folder: Path) -> Path:
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({"kind": kind, "recipe": plain}))
     torch.manual_seed(0)
-    net = config.checked(plain, learned.RECIPES[kind], lambda key: key).network()
+    net = config.checked(plain, recipes.RECIPES[kind], lambda key: key).network()
     if kind == "prototypes":
-        net.pictures = torch.randn(5, 64, 4, 4)
+        net.prototypes = torch.randn(5, 64, 4, 4)
         net.mean, net.deviation = torch.tensor(0.5), torch.tensor(0.2)
     save_file(net.state_dict(), folder / "weights.safetensors")
     return folder

@@ -25,7 +25,7 @@ from veil.data import Dataset, Sample, read
 from veil.data.frames import square
 from veil.data.sample import narrowed
 from veil.methods import learned, make
-from veil.methods.spact import SPAct
+from veil.methods.spact import SPActRecipe
 from veil.nn.image import IMAGE_NETS
 from veil.nn.video import VIDEO_NETS
 from veil.training import config
@@ -352,10 +352,10 @@ def test_chosen_labels_are_never_left_out():
 
 def trained(folder: Path, **labels: list[str]) -> Path:
     """The run of a game that was trained with these actions and attributes; what it learned does not matter."""
-    plain = {"width": 4, "stage": {"use": {"name": "synthetic", "actions": labels.get("actions", [])}}}
+    plain = {"anonymizer": {"width": 4}, "data": {"name": "synthetic", "actions": labels.get("actions", [])}}
     if attributes := labels.get("attributes"):
-        plain["stage"]["private"] = {"name": "synthetic", "attributes": attributes}
-    recipe = config.checked(plain, SPAct, str)
+        plain["data"]["private"] = {"name": "synthetic", "attributes": attributes}
+    recipe = config.checked(plain, SPActRecipe, str)
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({"kind": "spact", "recipe": config.as_dict(recipe)}))
     save_file(recipe.network().state_dict(), folder / "weights.safetensors")

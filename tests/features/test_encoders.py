@@ -466,7 +466,7 @@ def test_the_recipe_plays_two_turns_and_its_run_is_an_encoder(tmp_path):
     assert not torch.equal(training.batch(0).clips, training.batch(1).clips)
     before = {name: value.clone() for name, value in training.weights().items()}
     for number in range(2):
-        terms = training.game.train_step(training.batch(number)).terms
+        terms = training.phases.train_step(training.batch(number)).terms
         assert len(terms) == 8 and all(value.isfinite() for value in terms.values())
     assert any(not torch.equal(value, before[name]) for name, value in training.weights().items())
     found = training.check()

@@ -287,7 +287,7 @@ def test_every_preset_plays_with_all_tasks_and_moves_who_it_says(preset):
     banks = {"action": made(), "detection": long, "anomaly": long}
     training = trained_on(r, banks, CPU)
     before = {name: value.clone() for name, value in training.weights().items()}
-    moves = [measured.step_name for measured in fit(training.game, map(training.batch, range(r.steps)))]
+    moves = [measured.step_name for measured in fit(training.phases, map(training.batch, range(r.steps)))]
     assert (
         "hide" in moves
         and ("match" in moves) == (preset == "match")
@@ -315,7 +315,7 @@ def test_it_hides_who_and_keeps_what(changes):
     bank = made(videos=450, dim=16)
     r = recipe(**{"playing": 30, "batch": 128, **changes})
     training = trained_on(r, {"action": bank}, CPU)
-    for _ in fit(training.game, map(training.batch, range(r.steps))):
+    for _ in fit(training.phases, map(training.batch, range(r.steps))):
         pass
     adapter = r.adapter(16)
     adapter.fill(training.weights())

@@ -1,4 +1,4 @@
-"""Every recipe is read, and plays two turns on tiny data in the true layout; those of the papers say what the papers report."""
+"""Every recipe is read and trained for two steps on tiny data in the published layout; headers state what the papers report."""
 
 import json
 import math
@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ from data import layouts
 from veil import methods
 from veil.apps import train as training
 from veil.data import DATASETS
-from veil.methods.learned import RECIPES as ANONYMIZERS
+from veil.methods.recipes import RECIPES as ANONYMIZERS
 from veil.training import config
 from veil.training.fit import Phase, PhaseSequence, StepResult
 from veil.training.run import Run
@@ -40,12 +41,12 @@ WHOLE = {
     "selective-t2-kth-bdq",
     "selective-t2-kth-elr-s16",
 }
-MOVES = {
-    "elr": ["learn", "learn"],
-    "prototypes": ["learn", "learn"],
-    "noisy": ["warm", "hide", "hide"],
-}  # else one to hide and one to learn
-WHERE = {"penalty": "spact.", "tedspad": "spact.", "bdq": "game.", "stprivacy": "game."}  # the inner game
+STEPS = {
+    "elr": ["utility", "utility"],
+    "prototypes": ["anonymize", "anonymize"],
+    "noisy": ["warmup", "anonymize", "anonymize"],
+}  # of other methods, one of each
+SECTIONS = {"data", "anonymizer", "utility", "budget", "schedule", "seed"}
 pytestmark = pytest.mark.usefixtures("drawn_once")
 
 
@@ -108,12 +109,10 @@ def data(tmp_path_factory):
 def at(path: Path, data: Any) -> tuple[str, ...]:
     """Where the data of a recipe are, by the keys that its header names."""
     recipe = config.read(path, training.RECIPES[config.kind_of(path)])
-    stage = recipe.stage  # type: ignore[attr-defined]
-    found = []
-    for key in re.findall(r"--set (\S+\.root)=", command(path)):
-        source = stage.private if ".private." in key else stage.use
-        found.append(f"{key}={data(source.name)}")
-    return tuple(found)
+    section = recipe.data  # type: ignore[attr-defined]
+    keys = re.findall(r"--set (\S+\.root)=", command(path))
+    names = {"data.root": section.name, "data.private.root": section.private and section.private.name}
+    return tuple(f"{key}={data(names[key])}" for key in keys)
 
 
 def command(path: Path) -> str:
@@ -122,50 +121,53 @@ def command(path: Path) -> str:
 
 
 def small(path: Path) -> tuple[str, ...]:
-    """The recipe on little data, for two turns, and with small networks unless it keeps its own."""
+    """The recipe on little data, for two steps, and with small networks unless it keeps its own."""
     method = config.kind_of(path)
-    inner = WHERE.get(method, "")
     recipe: Any = config.read(path, training.RECIPES[method])
-    stage = {"size": 32, "length": 4, "batch": 2, "stills": 2, "held": 8}
-    sets = [f"{inner}stage.{key}={value}" for key, value in stage.items()]
-    if recipe.stage.use.name == "synthetic":
-        sets.append(f"{inner}stage.use.options.count=60")
-    if method == "prototypes":  # has no opponents
-        return (*sets, "steps=2", "width=8")
+    values = {"size": 32, "length": 4, "batch": 2, "image_pairs": 2, "max_frames": 8}
+    sets = [f"data.{key}={value}" for key, value in values.items()]
+    if recipe.data.name == "synthetic":
+        sets.append("data.options.count=60")
+    if method == "prototypes":  # has no other networks
+        return (*sets, "schedule.steps=2", "anonymizer.width=8")
     if method == "elr":
-        sets += ["steps=2", "pool=3", "count=2", f"stage.size={max(32, recipe.factor)}"]
+        size = max(32, recipe.anonymizer.factor)
+        sets += ["schedule.steps=2", "anonymizer.pool=3", "anonymizer.count=2", f"data.size={size}"]
     else:
-        sets += [f"{inner}drawing=0", f"{inner}warming={int(method == 'noisy')}", f"{inner}playing=2"]
+        warmup = int(method == "noisy")
+        sets += ["schedule.reconstruction_steps=0", f"schedule.warmup_steps={warmup}"]
+        sets.append("schedule.adversarial_steps=2")
     if path.stem in WHOLE:
         return tuple(sets)
-    game: Any = getattr(recipe, inner[:-1]) if inner else recipe
-    sets.append(f"{inner}task=small3d")
+    sets.append("utility.network=small3d")
     if method == "stprivacy":
-        sets += ["dim=24", "depth=4", "stages=[1, 2, 3]"]
+        sets += ["anonymizer.dim=24", "anonymizer.depth=4", "anonymizer.stages=[1, 2, 3]"]
     elif method not in ("elr", "bdq"):
-        sets.append(f"{inner}width=8")
-        if getattr(game, "net", "") == "unet++":
-            sets.append(f"{inner}net=unet")
+        sets.append("anonymizer.width=8")
+        if getattr(recipe.anonymizer, "net", "") == "unet++":
+            sets.append("anonymizer.net=unet")
     if method == "noisy":
-        sets.append("budget=small2d")
+        sets.append("budget.network=small2d")
     elif method != "elr":
-        net = "small3d" if getattr(game, "branch", "") == "spatiotemporal" else "small2d"
-        budget = [name if name == "mobilenet_v1" else net for name in game.budget]
-        sets.append(f"{inner}budget={json.dumps(budget)}")
+        net = "small3d" if getattr(recipe.budget, "branch", "") == "spatiotemporal" else "small2d"
+        networks = [name if name == "mobilenet_v1" else net for name in recipe.budget.networks]
+        sets.append(f"budget.networks={json.dumps(networks)}")
     return tuple(sets)
 
 
 class Watch:
-    """Stands in for `fit`: plays the same, and notes after each turn what moved."""
+    """Stands in for `fit`: trains the same, and records after each step which tensors changed."""
 
     def __init__(self) -> None:
         self.repeats: list[tuple[StepResult, set[str]]] = []
 
-    def __call__(self, game: Phase[Any] | PhaseSequence[Any], batches: Iterable[Any]) -> Iterator[StepResult]:
-        tensors = game.named_tensors()  # live, by network and name
+    def __call__(
+        self, phases: Phase[Any] | PhaseSequence[Any], batches: Iterable[Any]
+    ) -> Iterator[StepResult]:
+        tensors = phases.named_tensors()  # live, by network and name
         for batch in batches:
             before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-            measured = game.train_step(batch)
+            measured = phases.train_step(batch)
             moved = {name for name, tensor in tensors.items() if not torch.equal(tensor, before[name])}
             self.repeats.append((measured, moved))
             yield measured
@@ -187,7 +189,7 @@ TRAINED = [
 
 
 @pytest.mark.parametrize("path", TRAINED)
-def test_two_turns_move_whose_turn_it_is(path, data, tmp_path, monkeypatch):
+def test_two_steps_update_their_modules_only(path, data, tmp_path, monkeypatch):
     watch = Watch()
     monkeypatch.setattr(training, "fit", watch)
     if path.stem in WHOLE:  # their checkpoints have gigabytes
@@ -195,17 +197,17 @@ def test_two_turns_move_whose_turn_it_is(path, data, tmp_path, monkeypatch):
     file = training.train(path, tmp_path / "run", sets=(*small(path), *at(path, data)), device="cpu")
     method = config.kind_of(path)
     seen = [measured.step_name for measured, _ in watch.repeats]
-    assert seen == MOVES.get(method, ["hide", "learn"])
+    assert seen == STEPS.get(method, ["anonymize", "utility_and_budget"])
     for measured, moved in watch.repeats:
         assert measured.terms and all(math.isfinite(float(term)) for term in measured.terms.values())
         networks = {name.partition("/")[0] for name in moved}
-        if measured.step_name == "hide":
-            assert networks == {"redraw"}
+        if measured.step_name == "anonymize":
+            assert networks <= {"anonymizer", "anonymize.0"} and networks
         else:
-            assert "redraw" not in networks and networks & {"task", "learn.0"}
+            assert "anonymizer" not in networks and networks & {"utility", "utility.0"}
     frames = np.random.default_rng(1).integers(0, 256, (5, 36, 48, 3), np.uint8)
-    drawn = np.concatenate([part.frames for part in methods.load(file.parent).stream([frames])])
-    assert drawn.shape == frames.shape and drawn.dtype == np.uint8 and (drawn != frames).any()
+    output = np.concatenate([part.frames for part in methods.load(file.parent).stream([frames])])
+    assert output.shape == frames.shape and output.dtype == np.uint8 and (output != frames).any()
     shutil.rmtree(file.parent)  # some are large
 
 
@@ -214,18 +216,37 @@ def test_a_part_of_a_table_keeps_the_rest_of_the_recipe(method, tmp_path):
     path, kind = tmp_path / "recipe.toml", ANONYMIZERS[method]
     path.write_text(f'method = "{method}"')
     whole = config.as_dict(config.read(path, kind))
-    where = WHERE.get(method, "")
-    changed: Any = config.as_dict(config.read(path, kind, (f"{where}stage.held=17",)))
-    (changed[where[:-1]] if where else changed)["stage"]["held"] = 160
+    changed: Any = config.as_dict(config.read(path, kind, ("data.max_frames=17",)))
+    changed["data"]["max_frames"] = 160
     assert changed == whole
+
+
+@pytest.mark.parametrize("method", sorted(ANONYMIZERS))
+def test_every_method_has_the_same_sections(method):
+    """A method without opponents has no budget; one with an added term has one section more."""
+    own = {"penalty": {"penalty"}, "tedspad": {"distinctiveness"}, "stprivacy": {"ratio"}}
+    found = {field.name for field in fields(ANONYMIZERS[method])}  # type: ignore[arg-type]
+    assert found - own.get(method, set()) == SECTIONS - (
+        {"budget"} if method in ("elr", "prototypes") else set()
+    )
 
 
 def test_presets_are_laid_over_the_recipe(tmp_path):
     path = tmp_path / "recipe.toml"
     path.write_text('method = "penalty"\npreset = "paper"')
     recipe: Any = config.read(path, ANONYMIZERS["penalty"])
-    assert (recipe.spact.net, recipe.spact.task, recipe.spact.cap) == ("unet++", "i3d_r50", None)
-    assert (recipe.stage.size, recipe.stage.batch, recipe.stage.skip) == (224, 8, 4)
+    assert (recipe.anonymizer.net, recipe.utility.network, recipe.budget.cap) == ("unet++", "i3d_r50", None)
+    assert (recipe.data.size, recipe.data.batch, recipe.data.skip) == (224, 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "preset"),
+    [(kind, preset) for kind in ANONYMIZERS.values() for preset in getattr(kind, "PRESETS", {})],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_every_preset_is_valid(kind, preset, tmp_path):
+    (tmp_path / "recipe.toml").write_text(f'preset = "{preset}"')
+    assert config.read(tmp_path / "recipe.toml", kind).steps
 
 
 def rows() -> list[tuple[str, ...]]:
@@ -279,7 +300,7 @@ def test_commands_for_novel_labels_train_with_some_and_judge_by_others(page):
             continue
         recipe, sets = FOLDER.parent / train[2], train[6::2]
         made: Any = config.read(recipe, training.RECIPES[config.kind_of(recipe)], sets)
-        labels = {"--actions": made.stage.use.actions, "--attributes": made.stage.chosen}
+        labels = {"--actions": made.data.actions, "--attributes": made.data.private_attributes}
         for flag, learned in labels.items():
             assert bool(learned) == (flag in audit)
             if learned:

@@ -1,7 +1,7 @@
-"""Training from a recipe: every recipe is a game, batches by number, and a check on validation data.
+"""Training from a recipe, and all recipes by method: phases, batches by number, and a check on validation data.
 
-``veil train RECIPE.toml -o RUN`` plays the game, logs, saves, and keeps the checkpoint that does best in the check; after
-a kill it goes on from the last checkpoint as if nothing had happened, since a batch is a function of its number.
+``veil train RECIPE.toml -o RUN`` trains, logs, saves, and keeps the checkpoint with the best check; after a kill it resumes
+from the last checkpoint with the same result, since a batch is a function of its number.
 """
 
 from __future__ import annotations
@@ -11,29 +11,20 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import distributed
 
-from veil.audit.recognition import RecognizerInput, RecognizerSpec, TrainingBudget
-from veil.audit.recognizer_training import RecognizerBatches, new_recognizer, validate
-from veil.audit.videos import gather
+from veil.apps.recognize import RecognizeRecipe
 from veil.core import VeilError
-from veil.data import read as read_data
 from veil.data.listing import NoFolder
-from veil.features import splavu
 from veil.features.encoder_training import EncoderRecipe
-from veil.methods import learned
+from veil.features.splavu import SPLAVU
+from veil.methods.recipes import RECIPES as PIXEL_RECIPES
 from veil.training import config
 from veil.training.fit import (
-    LRSchedule,
     NotFinite,
-    Phase,
-    Setup,
-    Step,
     StepResult,
     fit,
     is_batch_too_small,
@@ -43,75 +34,17 @@ from veil.training.fit import (
     torch_device,
     world_size,
 )
-from veil.training.recipe import STRICT, Recipe, Seed, Training
+from veil.training.recipe import Recipe, Training
 from veil.training.run import Run
 
 Progress = Callable[[int, int, dict[str, float]], None]  # step, steps in all, what was measured last
 
 
-@checked_dataclass(frozen=True, kw_only=True, config=STRICT)
-class Recognize:
-    """A recognizer of actions, people or attributes, trained on raw video: `--weights NET=RUN` begins an attack with it."""
-
-    target: Literal["action", "identity", "attributes"] = "action"
-    net: str = "small3d"
-    sees: RecognizerInput = "clips"
-    data: str = "synthetic"
-    root: str | None = None
-    options: dict[str, str | int] = Field(default_factory=dict)
-    size: Annotated[int, Field(ge=16, le=512)] = 56
-    frames: Annotated[int, Field(ge=1, le=256)] = 16  # kept of each video
-    length: Annotated[int, Field(ge=1, le=64)] = 8  # of a clip
-    steps: Annotated[int, Field(ge=2)] = 600
-    batch: Annotated[int, Field(ge=1)] = 32
-    lr: Annotated[float, Field(gt=0)] = 3e-3
-    weight_decay: Annotated[float, Field(ge=0)] = 0.02
-    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    seed: Seed = 0
-
-    def training(self, device: torch.device, devices: int) -> Training:
-        """See `Recipe`."""
-        options = {"size": self.size} if self.data == "synthetic" else {}
-        dataset = read_data(self.data, self.root, **{**options, **self.options})
-        videos = gather(dataset, None, size=self.size, frames=self.frames)
-        train, val = videos.split("train"), videos.split("val").to(device)
-        if self.target not in train.targets() or self.target not in val.targets():
-            raise VeilError(f"the videos of {self.data} do not say {self.target}; choose another target.")
-        frames, truth = train.frames.to(device), train.truth(self.target).to(device)
-        budget = TrainingBudget(steps=self.steps, batch=self.batch, lr=self.lr, clip_length=self.length)
-        recognizer = RecognizerSpec(self.net, self.sees)
-        trained = new_recognizer(
-            recognizer, self.target, frames, len(train.classes(self.target)), budget, self.seed, None
-        )
-        trained.net.to(device)
-        cuda = device.type == "cuda"
-        plan = LRSchedule(warmup=self.steps // 20, shape="cosine", updates=self.steps, floor=0.01)
-        move = Step("learn", (trained.net,), trained.terms, self.lr, "adamw", self.weight_decay, plan)
-        setup = Setup(
-            seed=self.seed,
-            precision="bf16" if cuda else "fp32",
-            clip=5.0,
-            ema=self.ema,
-            channels_last=cuda,
-            devices=devices,
-        )
-        batches = RecognizerBatches(
-            recognizer, frames, truth, budget, self.seed, mirror=self.target != "action"
-        )
-        return Training(
-            Phase([move], setup),
-            batches,
-            lambda: {"val": validate(trained, val)[0]},
-            trained.net.state_dict,
-            told={"mean": trained.mean.tolist(), "std": trained.std.tolist()},
-        )
-
-
 RECIPES: dict[str, type[Recipe]] = {
-    "recognize": Recognize,
+    **PIXEL_RECIPES,
+    "splavu": SPLAVU,
     "encoder": EncoderRecipe,
-    "splavu": splavu.SPLAVU,
-    **learned.RECIPES,
+    "recognize": RecognizeRecipe,
 }
 
 
@@ -127,11 +60,13 @@ def train(
     tensorboard: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Train what a recipe says into a run folder, and return the weights that did best on validation data."""
+    """Train a recipe into a run folder, and return the weights that were best on validation data."""
     method = config.kind_of(recipe)
     if method not in RECIPES:
         raise VeilError(
-            f"{recipe} is of method '{method}'{config.nearest(method, RECIPES)}; there are {', '.join(RECIPES)}."
+            f"{recipe} is of method '{method}', which cannot be trained{config.nearest(method, RECIPES)}: "
+            f"choose one of {', '.join(RECIPES)}.",
+            code="method-unknown",
         )
     made = config.read(recipe, RECIPES[method], sets)
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -139,31 +74,34 @@ def train(
     arguments = (method, config.as_dict(made), Path(output), resume, devices, where, every, tensorboard)
     if devices == 1:  # nothing is pickled then, and progress can be shown
         arguments = (*arguments, progress)
-    return launch(_told, devices, *arguments, accelerator=accelerator)
+    return launch(_with_keys, devices, *arguments, accelerator=accelerator)
 
 
-def _told(method: str, plain: dict[str, Any], *arguments: Any) -> Path:
-    """`_train`, where what does not fit is told by its key in this recipe."""
+def _with_keys(method: str, plain: dict[str, Any], *arguments: Any) -> Path:
+    """`_train`, with the keys of this recipe in the messages of its errors."""
     try:
         return _train(method, plain, *arguments)
     except NoFolder as error:
         raise VeilError(
-            f"{error.what} is read from disk: add --set {_unread(plain)}=FOLDER, which holds it."
+            f"{error.what} is read from a folder: add --set {_missing_root(plain)}=FOLDER.",
+            code="data-root-missing",
         ) from error
     except (RuntimeError, MemoryError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        *most, last = _named(_flat(plain), "batch", "stills", "size")
+        *most, last = _ending_in(_flat(plain), "batch", "image_pairs", "size")
         sizes = " or ".join(filter(None, (", ".join(most), last)))
         if is_batch_too_small(error):
             raise VeilError(
-                "a network standardises over its batch, and a batch of this recipe has a single value for it: "
-                f"begin a new run with a higher {sizes}."
+                "batch normalisation needs more than one value for each channel, and a batch of this recipe has one: "
+                f"begin a new run with a higher {sizes}.",
+                code="batch-too-small",
             ) from error
         if not is_out_of_memory(error):
             raise
-        why = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+        reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
     raise VeilError(
-        f"this training does not fit into memory ({why or 'nothing more is told'}): "
-        f"begin a new run with a lower {sizes}."
+        f"this training does not fit into memory{f' ({reason})' if reason else ''}: "
+        f"begin a new run with a lower {sizes}.",
+        code="out-of-memory",
     )
 
 
@@ -176,24 +114,24 @@ def _flat(plain: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     return found
 
 
-def _named(values: Mapping[str, Any], *names: str) -> list[str]:
-    """The keys that end in these names, name by name."""
+def _ending_in(values: Mapping[str, Any], *names: str) -> list[str]:
+    """The dotted keys that end in these names, name by name."""
     return [key for name in names for key in values if key.rpartition(".")[2] == name]
 
 
-def _unread(plain: Mapping[str, Any]) -> str:
-    """The key of the first folder that is not named, of a dataset that is."""
+def _missing_root(plain: Mapping[str, Any]) -> str:
+    """The key of the first folder that is not given, of a dataset on disk."""
     values = _flat(plain)
-    for key in _named(values, "root"):
-        data = [values.get(key.removesuffix("root") + beside) for beside in ("name", "data")]
-        if values[key] is None and set(data) - {None, "synthetic"}:
+    for key in _ending_in(values, "root"):
+        name = values.get(key.removesuffix("root") + "name")
+        if values[key] is None and name not in (None, "synthetic"):
             return key
-    return "root"
+    return "data.root"
 
 
-def _rates(plain: Mapping[str, Any]) -> str:
-    every = {key: value for key, value in _flat(plain).items() if key.rpartition(".")[2].startswith("lr")}
-    return ", ".join(f"{key} = {value:g}" for key, value in every.items())
+def _learning_rates(plain: Mapping[str, Any]) -> str:
+    rates = {key: value for key, value in _flat(plain).items() if key.rpartition(".")[2].startswith("lr")}
+    return ", ".join(f"{key} = {value:g}" for key, value in rates.items())
 
 
 def _train(
@@ -222,7 +160,7 @@ def _train(
         training = None
         try:
             training = recipe.training(where, devices)
-            _play(run, training, recipe.steps, resume, every, progress)
+            _run_loop(run, training, recipe.steps, resume, every, progress)
         except BaseException as error:
             last = run.last
             interrupted = training is not None and not isinstance(error, Exception)
@@ -233,31 +171,33 @@ def _train(
             if not isinstance(error, NotFinite):
                 raise
             kept = "no checkpoint was made yet" if last is None else f"the checkpoint of step {last} is kept"
-            raise VeilError(f"{error} (now {_rates(plain)}); {kept}.") from error
+            raise VeilError(
+                f"{error} (now {_learning_rates(plain)}); {kept}.", code="loss-not-finite"
+            ) from error
     return weights
 
 
-def _play(
+def _run_loop(
     run: Run, training: Training, steps: int, resume: bool, every: int | None, progress: Progress | None
 ) -> None:
-    game = training.game
-    first = run.load(game) if resume else 0
+    phases = training.phases
+    first = run.load(phases) if resume else 0
     best = max((r["val"] for r in run.records() if "val" in r and r["step"] <= first), default=-math.inf)
     every = every or max(50, steps // 20)
-    latest: dict[str, StepResult] = {}  # of each move, the last turn that was not logged yet
-    results = fit(game, map(training.batch, range(first, steps)))
+    latest: dict[str, StepResult] = {}  # of each step name, the last result that is not logged yet
+    results = fit(phases, map(training.batch, range(first, steps)))
     for measured in _logged_on_error(results, run, latest):
         latest[measured.step_name] = measured
         stopped = training.stop(measured)
         if measured.step % every and measured.step != steps and not stopped:
             continue
-        for turn in sorted(latest.values()):
-            run.log(turn)
+        for result in sorted(latest.values()):
+            run.log(result)
         latest.clear()
         found = training.check()
         run.log(found, measured.step)
         better = "val" in found and found["val"] > best
-        run.save(game, best=better)
+        run.save(phases, best=better)
         best = found["val"] if better else best
         if progress:
             progress(measured.step, steps, {**{k: float(v) for k, v in measured.terms.items()}, **found})
@@ -266,9 +206,9 @@ def _play(
     if world_size() > 1:
         distributed.barrier()  # the best checkpoint is there when the first process has written it
     if best > -math.inf:
-        run.load(game, "best")
+        run.load(phases, "best")
     if rank() == 0:
-        run.publish(training.weights(), training.told)
+        run.publish(training.weights(), training.metadata)
         run.plot()
     run.finish()
 

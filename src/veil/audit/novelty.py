@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from veil.audit.audit_data import AuditData
-from veil.training.data import DataConfig
+from veil.training.data_config import DataConfig
 
 
 def trained_labels(config: DataConfig) -> dict[str, list[str]]:
     """The labels that a run was trained with, where it was not with all."""
-    return {"actions": [*config.use.actions], "attributes": [*config.chosen]}
+    return {"actions": [*config.actions], "attributes": [*config.private_attributes]}
 
 
 def not_novel(config: DataConfig, data: AuditData) -> Iterator[str]:
@@ -21,7 +21,7 @@ def not_novel(config: DataConfig, data: AuditData) -> Iterator[str]:
         "attributes": data.attributes or private.attributes,
     }
     trained = trained_labels(config)
-    if data.actions and not trained["actions"] and config.use.name == data.utility.name:
+    if data.actions and not trained["actions"] and config.name == data.utility.name:
         trained["actions"] = [*data.utility.actions]
     for kind, names in trained.items():
         if both := [name for name in asked[kind] if name in names]:

@@ -215,7 +215,7 @@ class EncoderRecipe:
             lambda number: drawn(pools, self.batch, self.seed * 1_000_003 + number),
             lambda: checked(body, heads, drawn(held_out, max(self.batch, 1024) if cuda else self.batch, -1)),
             body.state_dict,
-            told=told,
+            metadata=told,
         )
 
     def terms(self, body: Compact, heads: Questions, batch: Batch) -> Terms:

@@ -25,9 +25,16 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.core import VeilError
-from veil.methods.adversarial import Adversarial, Players
-from veil.training.data import DataConfig, TrainingData
-from veil.training.recipe import STRICT, Training
+from veil.methods.adversarial import (
+    AdversarialRecipe,
+    SupervisedBudgetConfig,
+    SupervisedModules,
+    SupervisedSchedule,
+)
+from veil.methods.sections import UtilityConfig
+from veil.training.data import TrainingData
+from veil.training.data_config import DataConfig
+from veil.training.recipe import STRICT, Seed, Training
 
 Sigma = Literal["fixed", "learned"]
 Steps = Literal["hard", "soft"]
@@ -57,14 +64,19 @@ class BDQ(nn.Module):
     ) -> None:
         for word, name, known in ((sigma, "sigma", Sigma), (steps, "steps", Steps)):
             if word not in get_args(known):
-                raise VeilError(f"BDQ has no {name} '{word}': it is {' or '.join(get_args(known))}.")
+                raise VeilError(
+                    f"BDQ has no {name} '{word}': choose {' or '.join(get_args(known))}.", code="bdq-option"
+                )
         if not 1 <= bits <= 8:
-            raise VeilError(f"BDQ quantises to 1 to 8 bits: bits={bits}.")
+            raise VeilError(f"BDQ quantises to 1 to 8 bits: bits={bits}.", code="bdq-bits")
         if kernel < 1 or kernel % 2 == 0:
-            raise VeilError(f"the blur of BDQ is an odd number of pixels wide: kernel={kernel}.")
+            raise VeilError(
+                f"the blur of BDQ is an odd number of pixels wide: kernel={kernel}.", code="bdq-kernel"
+            )
         if time < 1 or min(hardness, spread) <= 0:
             raise VeilError(
-                f"BDQ needs numbers above 0: time={time}, hardness={hardness:g}, spread={spread:g}."
+                f"BDQ needs numbers above 0: time={time}, hardness={hardness:g}, spread={spread:g}.",
+                code="bdq-not-positive",
             )
         super().__init__()
         self.past = time
@@ -139,69 +151,80 @@ def scaled(x: Tensor, top: float) -> Tensor:
     return top * (x - low) / (high - low).clamp(min=LEAST)
 
 
-def _game() -> Adversarial:
-    return Adversarial(
-        stage=DataConfig(size=224, batch=16, augment="none"),
-        task="i3d_r50",
-        budget=("resnet50",),
-        ignorance="entropy",
-        gamma=2.0,
-        drawing=0,
-        warming=0,
-        playing=2000,
-        optimizer="sgd",
-        cosine=True,
-        lr=1e-2,
-        lr_others=1e-2,
-    )
-
-
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class BDQRecipe:
-    """The game of BDQ: A is blur, difference and quantiser; it is played as the supervised one, with entropy.
+class BDQConfig:
+    """`[anonymizer]` of BDQ."""
 
-    ``A ← descend CE(T(A(x)), y) − 2 · H(B(v))``, then ``T, B ← descend CE(T(A(x)), y) + CE(B(v), p)``, v one frame of A(x).
-    """
-
-    game: Adversarial = Field(default_factory=_game)
     bits: Annotated[int, Field(ge=1, le=8)] = 4
     hardness: Annotated[float, Field(gt=0)] = 5.0
     sigma: Sigma = "learned"
 
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class BDQRecipe:
+    """How BDQ is trained: as the supervised method, with entropy. A is blur, difference and quantiser.
+
+    ``A ← descend CE(T(A(x)), y) − 2 · H(B(v))``, then ``T, B ← descend CE(T(A(x)), y) + CE(B(v), p)``, v one frame of A(x).
+    """
+
+    data: DataConfig = Field(default_factory=lambda: DataConfig(size=224, batch=16, augment="none"))
+    anonymizer: BDQConfig = Field(default_factory=BDQConfig)
+    utility: UtilityConfig = Field(default_factory=lambda: UtilityConfig(network="i3d_r50"))
+    budget: SupervisedBudgetConfig = Field(
+        default_factory=lambda: SupervisedBudgetConfig(
+            networks=("resnet50",), uncertainty="entropy", weight=2.0
+        )
+    )
+    schedule: SupervisedSchedule = Field(
+        default_factory=lambda: SupervisedSchedule(
+            reconstruction_steps=0,
+            warmup_steps=0,
+            adversarial_steps=2000,
+            optimizer="sgd",
+            cosine=True,
+            lr_anonymizer=1e-2,
+            lr_others=1e-2,
+        )
+    )
+    seed: Seed = 0
+
     def __post_init__(self) -> None:
-        if self.stage.length < 2:
+        self.supervised()
+        if self.data.length < 2:
             raise VeilError(
-                f"BDQ shows what differs from the frame before: raise game.stage.length, which is {self.stage.length}."
+                f"BDQ shows differences of consecutive frames: raise data.length, which is {self.data.length}.",
+                code="clip-too-short",
             )
+
+    def supervised(self) -> AdversarialRecipe:
+        """The supervised method on the same data."""
+        return AdversarialRecipe(
+            data=self.data,
+            utility=self.utility,
+            budget=self.budget,
+            schedule=self.schedule,
+            seed=self.seed,
+        )
 
     @property
     def steps(self) -> int:
         """Batches in all."""
-        return self.game.steps
-
-    @property
-    def seed(self) -> int:
-        """Of everything that is left to chance."""
-        return self.game.seed
-
-    @property
-    def stage(self) -> DataConfig:
-        """What is played with."""
-        return self.game.stage
+        return self.supervised().steps
 
     def network(self) -> nn.Module:
         """A fresh anonymizer."""
-        return BDQ(self.bits, self.hardness, sigma=self.sigma)
+        return BDQ(self.anonymizer.bits, self.anonymizer.hardness, sigma=self.anonymizer.sigma)
 
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
         torch.manual_seed(self.seed)
-        staged = TrainingData(self.stage, device, self.seed)
-        if staged.people.still:
+        data, supervised = TrainingData(self.data, device, self.seed), self.supervised()
+        if data.people.images_only:
             raise VeilError(
-                f"BDQ shows nothing of what stands still, and {staged.people.dataset.name} has stills: its budget would see one grey. "
-                "Choose private videos in which people move."
+                f"BDQ shows nothing of a single image, and {data.people.dataset.name} has no videos: "
+                "choose private videos in which people move.",
+                code="private-images-without-motion",
             )
-        players = Players(self.game, self.network().to(device), staged)
-        # Paper: T moves with A. Here: with B, as in every other game, because it then has a turn on what A has become.
-        return self.game.played(players, devices, players.hide, players.learn)
+        modules = SupervisedModules(supervised, self.network().to(device), data)
+        # Paper: T is updated with A. Here: with B, as in every other method, because it is then updated on the present A.
+        return supervised.training_of(modules, devices, modules.anonymizer_loss)

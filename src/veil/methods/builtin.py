@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from veil.core import Anonymizer, Frames, Veiled
-from veil.methods.network import Redraw, Shape, redrawn
+from veil.methods.streaming import ClipContext, ClipFunction, anonymized
 from veil.nn.onnx import session
 
 BUILTIN_PROTOTYPES = Path(__file__).with_name("prototypes.onnx")
@@ -31,22 +31,22 @@ class Prototypes(Anonymizer):
 
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         """See `Anonymizer`."""
-        return redrawn(windows, _everyone()[0], self.shape, MOST)
+        return anonymized(windows, _everyone()[0], self.shape, MOST)
 
     def ahead(self) -> int:
         """See `Anonymizer`."""
         return self.shape.ahead(MOST)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ClipContext:
         """What the network sees at once."""
         told = _everyone()[1]
         past, block, future = (told[name] * self.skip for name in ("past", "block", "future"))
-        return Shape(told["side"], 1, past, block, future, square=True)
+        return ClipContext(told["side"], 1, past, block, future, square=True)
 
 
 @cache
-def _everyone() -> tuple[Redraw, dict[str, int]]:
+def _everyone() -> tuple[ClipFunction, dict[str, int]]:
     """What redraws clips, and what the model's file tells of itself."""
     model = session(BUILTIN_PROTOTYPES)
     told = {key: json.loads(value) for key, value in model.get_modelmeta().custom_metadata_map.items()}

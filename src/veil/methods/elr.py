@@ -27,10 +27,15 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.core import VeilError
-from veil.training.data import Batch, DataConfig, TrainingData, named, of_clips, setup
+from veil.methods.sections import UtilityConfig
+from veil.training.data import TrainingBatch, TrainingData
+from veil.training.data_config import DataConfig
 from veil.training.fit import Phase, Step, Terms
 from veil.training.losses import classification_loss
-from veil.training.recipe import STRICT, Seed, Training
+from veil.training.networks import check_names, clip_network
+from veil.training.precision import mixed_precision
+from veil.training.recipe import STRICT, LearningRate, Seed, Training
+from veil.training.validation import predict, score, validate
 
 SHIFT, SCALE, TURN = 0.5, 0.1, math.radians(5)  # the largest: of a coarse pixel, of the size, in radians
 POOL, COUNT = 64, 8
@@ -69,9 +74,15 @@ class LowResolution(nn.Module):
         blur: float = 0.5,
     ) -> None:
         if factor < 1 or blur < 0:
-            raise VeilError(f"a low resolution needs factor 1 and blur 0 or more: {factor=}, blur={blur:g}.")
+            raise VeilError(
+                f"a low resolution needs factor 1 and blur 0 or more: {factor=}, blur={blur:g}.",
+                code="low-resolution-invalid",
+            )
         if not chosen or min(chosen) < 0 or max(chosen) >= pool:
-            raise VeilError(f"of {pool} transforms, 0 to {pool - 1} can be chosen: chosen={list(chosen)}.")
+            raise VeilError(
+                f"of {pool} transforms, 0 to {pool - 1} can be chosen: chosen={list(chosen)}.",
+                code="transform-unknown",
+            )
         super().__init__()
         self.factor, self.chosen, self.blur = factor, tuple(chosen), blur
         self.register_buffer("transforms", transforms(pool, seed)[list(chosen)])
@@ -148,67 +159,100 @@ def choose(score: Callable[[list[int]], float], pool: int = POOL, count: int = C
     """
     # Paper: by a Markov chain or by entropy. Here: greedily, because the description says no more and nothing is drawn.
     if not 1 <= count <= pool:
-        raise VeilError(f"of {pool} transforms, {count} cannot be chosen.")
+        raise VeilError(
+            f"{count} of {pool} transforms cannot be chosen: change the count.", code="too-many-transforms"
+        )
     chosen: list[int] = []
     for _ in range(count):
         scores = {k: score([*chosen, k]) for k in range(pool) if k not in chosen}
         for k, value in scores.items():
             if math.isnan(value):
-                raise VeilError(f"the score of the transforms {[*chosen, k]} is not a number.")
+                raise VeilError(
+                    f"the score of the transforms {[*chosen, k]} is not a number.", code="score-not-a-number"
+                )
         chosen.append(max(scores, key=lambda k: scores[k]))
     return chosen
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ELR:
-    """One network learns from all motions of the pool; those with which it then answers best together are chosen."""
+class LowResolutionConfig:
+    """`[anonymizer]` of ELR."""
 
-    stage: DataConfig = Field(default_factory=lambda: DataConfig(size=224, batch=16, augment="none"))
     factor: Annotated[int, Field(ge=1)] = 16
     pool: Annotated[int, Field(ge=1)] = POOL
-    count: Annotated[int, Field(ge=1)] = COUNT
-    task: str = "i3d_r50"
-    task_weights: str | None = None
-    steps: Annotated[int, Field(ge=2)] = 1000
-    lr: Annotated[float, Field(gt=0)] = 1e-3
-    seed: Seed = 0
+    count: Annotated[int, Field(ge=1)] = COUNT  # transforms that are chosen from the pool
 
     def __post_init__(self) -> None:
         if self.count > self.pool:
-            raise VeilError(f"of {self.pool} transforms, {self.count} cannot be chosen: lower count.")
-        named((self.task,))
+            raise VeilError(
+                f"anonymizer.count = {self.count} is more than the {self.pool} transforms of the pool: lower it.",
+                code="too-many-transforms",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ELRSchedule:
+    """`[schedule]` of ELR."""
+
+    steps: Annotated[int, Field(ge=2)] = 1000
+    lr: LearningRate = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ELRRecipe:
+    """One utility network learns from all transforms of the pool; those with which it then performs best are chosen."""
+
+    data: DataConfig = Field(default_factory=lambda: DataConfig(size=224, batch=16, augment="none"))
+    anonymizer: LowResolutionConfig = Field(default_factory=LowResolutionConfig)
+    utility: UtilityConfig = Field(default_factory=lambda: UtilityConfig(network="i3d_r50"))
+    schedule: ELRSchedule = Field(default_factory=ELRSchedule)
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        check_names(clips=(self.utility.network,))
+
+    @property
+    def steps(self) -> int:
+        """Batches in all."""
+        return self.schedule.steps
 
     def network(self) -> nn.Module:
-        """A fresh anonymizer; which of the pool are chosen is in its weights."""
-        return LowResolution(self.factor, range(self.count), self.pool, self.seed)
+        """A fresh anonymizer; the chosen transforms are in its weights."""
+        of = self.anonymizer
+        return LowResolution(of.factor, range(of.count), of.pool, self.seed)
 
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
         torch.manual_seed(self.seed)
-        staged = TrainingData(self.stage, device, self.seed)
-        task = of_clips(self.task, staged.outputs, self.stage, self.task_weights).to(device)
-        every = LowResolution(self.factor, range(self.pool), self.pool, self.seed).to(device)
+        data, of = TrainingData(self.data, device, self.seed), self.anonymizer
+        utility = clip_network(self.utility.network, data.n_outputs, self.data, self.utility.weights).to(
+            device
+        )
+        anonymizer = LowResolution(of.factor, range(of.pool), of.pool, self.seed).to(
+            device
+        )  # all of the pool
 
-        def learn(batch: Batch) -> Terms:
-            which = torch.randint(self.pool, (len(batch.clip),), device=batch.clip.device)
-            return {"task": +classification_loss(task(every(batch.clip, which)), batch.action)}
+        def utility_loss(batch: TrainingBatch) -> Terms:
+            which = torch.randint(of.pool, (len(batch.clip),), device=batch.clip.device)
+            return {"utility": +classification_loss(utility(anonymizer(batch.clip, which)), batch.action)}
 
         def chosen() -> dict[str, Tensor]:
-            answers = [
-                staged.answers(lambda clip, k=k: every(clip, _all(clip, k)), task) for k in range(self.pool)
+            predictions = [
+                predict(data, lambda clip, k=k: anonymizer(clip, _all(clip, k)), utility)
+                for k in range(of.pool)
             ]
-            together = torch.stack(answers)  # (pool, N, K)
+            together = torch.stack(predictions)  # (pool, N, K)
 
-            def score(numbers: list[int]) -> float:
-                return staged.score(together[numbers].mean(0))
+            def mean_score(numbers: list[int]) -> float:
+                return score(data, together[numbers].mean(0))
 
-            return {"transforms": every.transforms[choose(score, self.pool, self.count)]}
+            return {"transforms": anonymizer.transforms[choose(mean_score, of.pool, of.count)]}
 
-        move = Step("learn", (task,), learn, self.lr)
+        step = Step("utility", (utility,), utility_loss, self.schedule.lr)
         return Training(
-            Phase([move], setup(device, devices, self.seed)),
-            staged,
-            lambda: staged.check(every, task),
+            Phase([step], mixed_precision(device, devices, self.seed)),
+            data,
+            lambda: validate(data, anonymizer, utility),
             chosen,
         )
 

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from veil.core import Anonymizer, Frames, Veiled, VeilError, io_errors
-from veil.methods.network import Redraw, Shape, redrawn
+from veil.methods.streaming import ClipContext, ClipFunction, anonymized
 from veil.nn.onnx import session
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _Length = Annotated[int, Field(ge=0, le=1024)]
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
 class Seen:
-    """What the file of an anonymizer says of how video goes through it: see `Shape`."""
+    """What the file of an anonymizer says of how video goes through it: see `ClipContext`."""
 
     side: Annotated[int, Field(ge=8, le=4096)]
     skip: Annotated[int, Field(ge=1, le=60)]
@@ -42,9 +42,9 @@ class Seen:
     future: _Length
     square: bool
 
-    def shape(self) -> Shape:
+    def shape(self) -> ClipContext:
         """The same, as video is redrawn by it."""
-        return Shape(self.side, self.skip, self.past, self.block, self.future, self.square)
+        return ClipContext(self.side, self.skip, self.past, self.block, self.future, self.square)
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Exported(Anonymizer):
         return opened(self.model, "frames")
 
     @cached_property
-    def shape(self) -> Shape:
+    def shape(self) -> ClipContext:
         """What the network sees at once."""
         try:
-            given: dict[str, Any] = {name: self.told.get(name) for name in Shape._fields}
+            given: dict[str, Any] = {name: self.told.get(name) for name in ClipContext._fields}
             return Seen(**given).shape()
         except ValidationError as error:
             raise VeilError(
@@ -80,14 +80,14 @@ class Exported(Anonymizer):
 
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         """See `Anonymizer`."""
-        return redrawn(windows, self._redraw, self.shape, MOST)
+        return anonymized(windows, self._redraw, self.shape, MOST)
 
     def ahead(self) -> int:
         """See `Anonymizer`."""
         return self.shape.ahead(MOST)
 
     @cached_property
-    def _redraw(self) -> Redraw:
+    def _redraw(self) -> ClipFunction:
         model, _ = self._opened
 
         def redraw(clips: Frames) -> Frames:

@@ -2,17 +2,18 @@
 
 Neither the paper's text nor SPAct's code for it was at hand: this follows a description only. The original hides
 private things in the signals of wearable sensors; SPAct made its TransNet a U-Net and its LossNet an R3D-18.
-T is the U-Net, f a frozen network of the task, g one of the privacy task, e uniform noise of the clip's shape:
+T is the U-Net, f a frozen utility network, g one of the privacy task, e uniform noise of the clip's shape:
 
-    D_T = 1/BD Σ_b |f(T(x_b)) − f(x_b)|²                  what the task sees stays
-    D_P = 1/BD' Σ_b |g(T(x_b)) − mean over e of g(e)|²    what the privacy task sees becomes what it sees in noise
+    D_T = 1/BD Σ_b |f(T(x_b)) − f(x_b)|²                  features of the utility network stay
+    D_P = 1/BD' Σ_b |g(T(x_b)) − mean over e of g(e)|²    features of the privacy network become those of noise
 
 Both are minimised. No label is needed but those that f and g were trained with, and g stays as it is: nothing here
-answers an attacker who learns anew.
+counters an attacker who trains a new network.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import torch
@@ -20,15 +21,23 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from veil.methods.sections import UtilityConfig
 from veil.nn.unet import UNet, per_frame
-from veil.training.data import Batch, DataConfig, TrainingData, named, of_clips, of_frames, setup
+from veil.training.data import TrainingBatch, TrainingData
+from veil.training.data_config import DataConfig
 from veil.training.fit import Phase, PhaseSequence, Step, Terms
 from veil.training.losses import classification_loss
-from veil.training.recipe import STRICT, Seed, Training
+from veil.training.networks import check_names, clip_network, frame_network
+from veil.training.precision import mixed_precision
+from veil.training.recipe import STRICT, LearningRate, Seed, Training
+from veil.training.validation import validate
+
+Loss = Callable[[TrainingBatch], Terms]
+MakePhase = Callable[[], Phase[TrainingBatch]]
 
 
 class NoisyFeatures(nn.Module):
-    """Clips ``(B, 3, T, H, W)`` in [0, 1], every frame redrawn by one U-Net; same shape and range, any size."""
+    """Clips ``(B, 3, T, H, W)`` in [0, 1], every frame anonymized by one U-Net; same shape and range, any size."""
 
     past: int = 0
     block: int = 1
@@ -38,7 +47,7 @@ class NoisyFeatures(nn.Module):
         self.net = UNet(width, depth)
 
     def forward(self, clip: Tensor) -> Tensor:
-        """Redrawn."""
+        """The clip, anonymized."""
         return per_frame(self.net, clip).to(clip.dtype)
 
 
@@ -62,71 +71,111 @@ def noise_distance(changed: Tensor, noise: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class NoisyRecipe:
-    """f and g learn from raw video; then T learns to show f the same, and g noise, while both hold still.
+class NoisyAnonymizerConfig:
+    """`[anonymizer]` of Noisy Features."""
 
-    ``T ← descend D_T + privacy · D_P``
+    width: Annotated[int, Field(ge=4, le=128)] = 64  # channels of the U-Net's first level
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class NoisyBudgetConfig:
+    """`[budget]` of Noisy Features."""
+
+    network: str = "resnet50"  # of frames
+    weight: Annotated[float, Field(ge=0)] = 1.0  # of D_P
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class NoisySchedule:
+    """`[schedule]` of Noisy Features; the networks f and g are frozen after the warm-up."""
+
+    reconstruction_steps: Annotated[int, Field(ge=0)] = 300
+    warmup_steps: Annotated[int, Field(ge=1)] = 600  # of f and g, on raw video
+    adversarial_steps: Annotated[int, Field(ge=2)] = 600
+    lr_reconstruction: LearningRate = 1e-3
+    lr_warmup: LearningRate = 1e-3
+    lr_anonymizer: LearningRate = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class NoisyRecipe:
+    """f and g learn from raw video; then T learns to keep f's features and to turn g's into those of noise.
+
+    ``T ← descend D_T + weight · D_P``
     """
 
-    stage: DataConfig = Field(default_factory=DataConfig)
-    width: Annotated[int, Field(ge=4, le=128)] = 64
-    task: str = "r3d_18"
-    task_weights: str | None = None
-    budget: str = "resnet50"
-    privacy: Annotated[float, Field(ge=0)] = 1.0
-    drawing: Annotated[int, Field(ge=0)] = 300  # steps
-    warming: Annotated[int, Field(ge=1)] = 600  # of f and g, on raw video
-    playing: Annotated[int, Field(ge=2)] = 600
-    lr_draw: Annotated[float, Field(gt=0)] = 1e-3
-    lr_warm: Annotated[float, Field(gt=0)] = 1e-3
-    lr: Annotated[float, Field(gt=0)] = 1e-4
+    data: DataConfig = Field(default_factory=DataConfig)
+    anonymizer: NoisyAnonymizerConfig = Field(default_factory=NoisyAnonymizerConfig)
+    utility: UtilityConfig = Field(default_factory=lambda: UtilityConfig(network="r3d_18"))
+    budget: NoisyBudgetConfig = Field(default_factory=NoisyBudgetConfig)
+    schedule: NoisySchedule = Field(default_factory=NoisySchedule)
     seed: Seed = 0
 
     def __post_init__(self) -> None:
-        named((self.task,), (self.budget,))
+        check_names(clips=(self.utility.network,), frames=(self.budget.network,))
 
     @property
     def steps(self) -> int:
         """Batches in all."""
-        return self.drawing + self.warming + self.playing
+        schedule = self.schedule
+        return schedule.reconstruction_steps + schedule.warmup_steps + schedule.adversarial_steps
 
     def network(self) -> nn.Module:
         """A fresh anonymizer."""
-        return NoisyFeatures(self.width)
+        return NoisyFeatures(self.anonymizer.width)
 
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
         torch.manual_seed(self.seed)
-        staged = TrainingData(self.stage, device, self.seed)
-        redraw = self.network().to(device)
-        task = of_clips(self.task, staged.outputs, self.stage, self.task_weights).to(device)
-        budget = of_frames(self.budget, staged.kinds, self.stage).to(device)
-        made = setup(device, devices, self.seed)
+        data, schedule = TrainingData(self.data, device, self.seed), self.schedule
+        anonymizer = self.network().to(device)
+        utility = clip_network(self.utility.network, data.n_outputs, self.data, self.utility.weights).to(
+            device
+        )
+        budget = frame_network(self.budget.network, data.n_private, self.data).to(device)
+        setup = mixed_precision(device, devices, self.seed)
 
-        def draw(batch: Batch) -> Terms:
-            return {"clips": (redraw(batch.clip) - batch.clip).abs().mean()}
+        def reconstruction_loss(batch: TrainingBatch) -> Terms:
+            return {"clips": (anonymizer(batch.clip) - batch.clip).abs().mean()}
 
-        def warm(batch: Batch) -> Terms:
+        def utility_and_budget_loss(batch: TrainingBatch) -> Terms:
             assert batch.private is not None
             return {
-                "task": +classification_loss(task(batch.clip), batch.action),
+                "utility": +classification_loss(utility(batch.clip), batch.action),
                 "budget": +classification_loss(budget(batch.first), batch.private),
             }
 
-        def hide(batch: Batch) -> Terms:
+        def anonymizer_loss(batch: TrainingBatch) -> Terms:
             with torch.no_grad():
-                seen = task.features(batch.clip)
+                original = utility.features(batch.clip)
                 noise = budget.features(torch.rand_like(batch.first))
-            shown = redraw(batch.first[:, :, None])[:, :, 0]
+            people = anonymizer(batch.first[:, :, None])[:, :, 0]
             return {
-                "task": +task_distance(seen, task.features(redraw(batch.clip))),
-                "noise": +self.privacy * noise_distance(budget.features(shown), noise),
+                "utility": +task_distance(original, utility.features(anonymizer(batch.clip))),
+                "noise": +self.budget.weight * noise_distance(budget.features(people), noise),
             }
 
-        games = [
-            (self.drawing, lambda: Phase([Step("draw", (redraw,), draw, self.lr_draw)], made)),
-            (self.warming, lambda: Phase([Step("warm", (task, budget), warm, self.lr_warm)], made)),
-            (self.playing, lambda: Phase([Step("hide", (redraw,), hide, self.lr)], made)),
+        def phase(name: str, modules: tuple[nn.Module, ...], loss: Loss, lr: float) -> MakePhase:
+            return lambda: Phase([Step(name, modules, loss, lr)], setup)
+
+        phases = [
+            (
+                schedule.reconstruction_steps,
+                phase("reconstruct", (anonymizer,), reconstruction_loss, schedule.lr_reconstruction),
+            ),
+            (
+                schedule.warmup_steps,
+                phase("warmup", (utility, budget), utility_and_budget_loss, schedule.lr_warmup),
+            ),
+            (
+                schedule.adversarial_steps,
+                phase("anonymize", (anonymizer,), anonymizer_loss, schedule.lr_anonymizer),
+            ),
         ]
-        series = PhaseSequence({"redraw": redraw, "task": task, "budget": budget}, games)
-        return Training(series, staged, lambda: staged.check(redraw, task), redraw.state_dict)
+        modules = {"anonymizer": anonymizer, "utility": utility, "budget": budget}
+        return Training(
+            PhaseSequence(modules, phases),
+            data,
+            lambda: validate(data, anonymizer, utility),
+            anonymizer.state_dict,
+        )

@@ -1,21 +1,21 @@
 """SPAct: self-supervised privacy preservation for action recognition (Dave et al. 2022, arXiv 2203.15205).
 
-An anonymizer redraws frames so that an action can still be recognised, and two pictures of the same people no longer be told to
-belong together. No label says what is private.
+An anonymizer changes frames so that the action can still be recognised, while two images of the same people can no longer be
+matched. No private labels are needed.
 
-Players: the anonymizer A (U-Net, frame by frame, sigmoid), the task T (a network of clips), the budget B (a network of
-frames with a projector). With x a clip, y its action, (v, v') two pictures of the same people::
+Modules: the anonymizer A (U-Net, frame by frame, sigmoid), the utility network T (of clips), the budget network B (of frames,
+with a projector). With x a clip, y its action, (v, v') two images of the same people::
 
-    L_T = CE(T(A(x)), y)                     BCE, where a video shows several actions
+    L_T = CE(T(A(x)), y)                     BCE where a video shows several actions
     L_B = NT-Xent(B(A(v)), B(A(v')))         or MoCo, or RotNet
-    draw    A  ←  descend |A(x) − x|₁
-    warm    T, B  ←  descend L_T + L_B                       A holds still
-    play    A  ←  descend L_T − ω · min(L_B, c + m)          T, B hold still
-            T, B  ←  descend L_T + L_B                       A holds still, the next batches; a frozen B does, too
-    stop    when L_B reaches `stop`
+    reconstruct           A  ←  descend |A(x) − x|₁
+    warmup                T, B  ←  descend L_T + L_B                       A is frozen
+    anonymize             A  ←  descend L_T − ω · min(L_B, c + m)          T, B are frozen
+    utility_and_budget    T, B  ←  descend L_T + L_B                       A is frozen; a B with branch "frozen" is, too
+    stop                  when L_B reaches `stop`
 
-c is the loss of a B that knows nothing (NT-Xent of N pairs: ln(2N − 1)). Beyond it A would only invert similarities, which tell as
-much as before, while L_T suffers.
+The last two alternate. c is the loss of an uninformative B (NT-Xent of N pairs: ln(2N − 1)). Beyond it A would only invert
+similarities, which are as informative as before, while L_T suffers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.core import VeilError
+from veil.methods.sections import AdversarialSchedule, UtilityConfig
 from veil.nn import unet
 from veil.nn.classifier import Classifier
-from veil.training.data import Batch, DataConfig, TrainingData, named, of_clips, of_frames, setup
+from veil.training.data import TrainingBatch, TrainingData
+from veil.training.data_config import DataConfig
 from veil.training.fit import Phase, PhaseSequence, Step, StepResult, Terms
 from veil.training.losses import (
     MomentumQueue,
@@ -43,28 +45,111 @@ from veil.training.losses import (
     rotation_loss,
     rotations,
 )
+from veil.training.networks import check_names, clip_network, frame_network
+from veil.training.precision import mixed_precision
 from veil.training.recipe import STRICT, Seed, Training
+from veil.training.validation import validate
 
 Contrast = Literal["nt_xent", "moco", "rotnet"]
-QUEUE = 1024  # keys that MoCo remembers; the released code has none of it
+QUEUE = 1024  # keys in MoCo's queue; not in the released code
 
 
-class Redraw(nn.Module):
-    """An image network that redraws every frame of a clip ``(B, 3, T, H, W)`` by itself."""
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class UNetConfig:
+    """`[anonymizer]` of SPAct and the methods built on it."""
 
-    past, block = 0, 1  # earlier frames that a frame's result depends on; frames that are redrawn together
+    net: Literal["unet", "unet++"] = "unet"
+    width: Annotated[int, Field(ge=4, le=128)] = 64  # channels of the U-Net's first level
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SelfSupervisedBudgetConfig:
+    """`[budget]` of SPAct and the methods built on it."""
+
+    networks: tuple[str, ...] = ("resnet50",)  # several: an ensemble
+    weights: str | None = None  # a file of published weights
+    branch: Literal["updated", "frozen", "spatiotemporal"] = "updated"
+    contrast: Contrast = "nt_xent"
+    temperature: Annotated[float, Field(gt=0)] = 0.1
+    weight: Annotated[float, Field(ge=0)] = 1.0  # ω
+    cap: Annotated[float, Field(ge=0)] | None = 0.5  # m; none: as published, without a bound
+    stop: Annotated[float, Field(gt=0)] | None = None  # th_Bmax; none: all steps are taken
+    batch_stats: bool = False  # while B is frozen, it normalises by the statistics of the batch
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SPActRecipe:
+    """How SPAct is trained. Defaults: the paper's networks; where only the released code gives a value, that value."""
+
+    data: DataConfig = Field(default_factory=DataConfig)
+    anonymizer: UNetConfig = Field(default_factory=UNetConfig)
+    utility: UtilityConfig = Field(default_factory=lambda: UtilityConfig(network="r3d_18_spact"))
+    budget: SelfSupervisedBudgetConfig = Field(default_factory=SelfSupervisedBudgetConfig)
+    schedule: AdversarialSchedule = Field(default_factory=AdversarialSchedule)
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        budget, of_clips = self.budget, self.budget.branch == "spatiotemporal"
+        check_names(
+            clips=(self.utility.network, *(budget.networks if of_clips else ())),
+            frames=() if of_clips else budget.networks,
+        )
+        if not budget.networks:
+            raise VeilError(
+                "budget.networks is empty: name at least one budget network.", code="budget-empty"
+            )
+        if budget.branch == "frozen" and budget.stop is not None:
+            raise VeilError(
+                'budget.stop has no effect with budget.branch = "frozen", which computes no budget loss: '
+                "remove budget.stop, or choose another branch.",
+                code="stop-of-frozen-budget",
+            )
+        key = "batch" if of_clips else "image_pairs"
+        pairs: int = getattr(self.data, key)
+        if pairs < 2 and budget.contrast != "rotnet":
+            raise VeilError(
+                f"a contrastive loss needs at least two pairs: raise data.{key}, which is {pairs}.",
+                code="too-few-pairs",
+            )
+
+    @property
+    def steps(self) -> int:
+        """Batches in all."""
+        schedule = self.schedule
+        return schedule.reconstruction_steps + schedule.warmup_steps + schedule.adversarial_steps
+
+    def network(self) -> nn.Module:
+        """A fresh anonymizer."""
+        return frame_anonymizer(self.anonymizer.net, self.anonymizer.width)
+
+    def training(self, device: torch.device, devices: int) -> Training:
+        """See `Recipe`."""
+        data = TrainingData(self.data, device, self.seed)
+        modules = SPActModules(self, data)
+        return adversarial_training(modules, data, devices, modules.anonymizer_loss, modules.utility_terms)
+
+
+class FrameAnonymizer(nn.Module):
+    """An image network that anonymizes every frame of a clip ``(B, 3, T, H, W)`` by itself."""
+
+    past, block = 0, 1  # earlier frames that a frame depends on; frames that are anonymized together
 
     def __init__(self, net: unet.ImageToImage) -> None:
         super().__init__()
         self.net = net
 
     def forward(self, clip: Tensor) -> Tensor:
-        """The clip, redrawn."""
+        """The clip, anonymized."""
         return unet.per_frame(self.net, clip)
 
 
+def frame_anonymizer(net: str, width: int) -> FrameAnonymizer:
+    """A fresh one; `width` is that of a U-Net."""
+    return FrameAnonymizer(unet.make(net, **({"width": width} if net == "unet" else {})))
+
+
 class Projector(nn.Module):
-    """Features of a network, projected for contrast: ``(N, 128)``."""
+    """Features of a network, projected for a contrastive loss: ``(N, 128)``."""
 
     def __init__(self, net: Classifier) -> None:
         super().__init__()
@@ -76,8 +161,8 @@ class Projector(nn.Module):
         return self.head(self.net.features(x))
 
 
-class Budget(nn.Module):
-    """What can be found of the people without any label: the loss of one self-supervised task, low where much is found."""
+class SelfSupervisedBudget(nn.Module):
+    """What can be found about people without labels: the loss of a self-supervised task, low where much is found."""
 
     def __init__(self, net: Classifier, contrast: Contrast, temperature: float) -> None:
         super().__init__()
@@ -88,216 +173,161 @@ class Budget(nn.Module):
         else:
             self.net = Projector(net) if contrast == "nt_xent" else net
 
-    def ignorant(self, pairs: int) -> float:
-        """The loss of a network that knows nothing."""
+    def chance_loss(self, pairs: int) -> float:
+        """c: the loss of a network that has found nothing."""
         if isinstance(self.net, MomentumQueue):
             return self.net.chance_loss
         return chance_loss(pairs) if self.contrast == "nt_xent" else math.log(4)
 
-    def forward(self, first: Tensor, second: Tensor, learning: bool) -> Tensor:
-        """The loss of N pairs of anonymized pictures."""
+    def forward(self, first: Tensor, second: Tensor, update: bool) -> Tensor:
+        """The loss of N pairs of anonymized images."""
         if isinstance(self.net, MomentumQueue):
-            return self.net(first, second, update=learning)
+            return self.net(first, second, update=update)
         if self.contrast == "rotnet":
-            return rotation_loss(*self._turned(first))
+            rotated, labels = rotations(first)
+            return rotation_loss(self.net(rotated), labels)
         return nt_xent(self.net(first), self.net(second), self.temperature)
 
-    def _turned(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        turned, labels = rotations(images)
-        return self.net(turned), labels
 
+class SPActModules:
+    """A, T and B, and the loss of each."""
 
-class Players:
-    """The networks of the game and what each of them descends."""
-
-    def __init__(self, recipe: SPAct, staged: TrainingData) -> None:
+    def __init__(self, recipe: SPActRecipe, data: TrainingData) -> None:
         torch.manual_seed(recipe.seed)
-        self.recipe, stage = recipe, staged.stage
-        self.redraw = recipe.network()
-        self.task: nn.Module = of_clips(recipe.task, staged.outputs, stage, recipe.task_weights)
-        clips = recipe.branch == "spatiotemporal"
-        outputs = 4 if recipe.contrast == "rotnet" else 1
-        make = of_clips if clips else of_frames
+        self.recipe, utility, budget = recipe, recipe.utility, recipe.budget
+        self.anonymizer = recipe.network()
+        self.utility: nn.Module = clip_network(utility.network, data.n_outputs, data.config, utility.weights)
+        make = clip_network if budget.branch == "spatiotemporal" else frame_network
+        outputs = 4 if budget.contrast == "rotnet" else 1
         self.budgets = nn.ModuleList(
-            Budget(make(name, outputs, stage, recipe.budget_weights), recipe.contrast, recipe.temperature)
-            for name in recipe.budget
+            SelfSupervisedBudget(
+                make(name, outputs, data.config, budget.weights), budget.contrast, budget.temperature
+            )
+            for name in budget.networks
         )
-        for module in self.all().values():
-            module.to(staged.device)
+        for module in self.by_name().values():
+            module.to(data.device)
 
-    def all(self) -> dict[str, nn.Module]:
-        """By the name under which a checkpoint knows them."""
-        return {"redraw": self.redraw, "task": self.task, "budgets": self.budgets}
+    def by_name(self) -> dict[str, nn.Module]:
+        """By their names in a checkpoint."""
+        return {"anonymizer": self.anonymizer, "utility": self.utility, "budget": self.budgets}
 
-    def drawn(self, batch: Batch) -> Tensor:
+    def anonymized(self, batch: TrainingBatch) -> Tensor:
         """A(x)."""
-        return self.redraw(batch.clip)
+        return self.anonymizer(batch.clip)
 
-    def task_loss(self, batch: Batch, drawn: Tensor) -> Tensor:
-        """L_T of the clips after A."""
-        return classification_loss(self.task(drawn), batch.action)
+    def utility_loss(self, batch: TrainingBatch, anonymized: Tensor) -> Tensor:
+        """L_T, given A(x)."""
+        return classification_loss(self.utility(anonymized), batch.action)
 
-    def budget_loss(self, batch: Batch, drawn: Tensor, *, hiding: bool = False) -> Tensor:
-        """L_B of the pairs after A, the mean over all budget networks; when A hides, capped."""
-        with torch.set_grad_enabled(hiding):
-            if self.recipe.branch == "spatiotemporal":  # the pair is two augmentations of one clip
-                first, second = drawn, self.redraw(batch.again())
+    def budget_loss(self, batch: TrainingBatch, anonymized: Tensor, *, of_anonymizer: bool = False) -> Tensor:
+        """L_B, the mean over all budget networks; in the loss of A, capped."""
+        config = self.recipe.budget
+        with torch.set_grad_enabled(of_anonymizer):
+            if config.branch == "spatiotemporal":  # the pair is two augmentations of one clip
+                first, second = anonymized, self.anonymizer(batch.other_view())
             else:
-                pictures = torch.cat([batch.first, batch.second])[:, :, None]
-                first, second = self.redraw(pictures)[:, :, 0].chunk(2)
+                images = torch.cat([batch.first, batch.second])[:, :, None]
+                first, second = self.anonymizer(images)[:, :, 0].chunk(2)
         losses = []
         for budget in self.budgets:
-            assert isinstance(budget, Budget)
-            loss = budget(first, second, learning=not hiding)
-            if hiding and self.recipe.cap is not None:
-                loss = clamped(loss, budget.ignorant(len(first)) + self.recipe.cap)
+            assert isinstance(budget, SelfSupervisedBudget)
+            loss = budget(first, second, update=not of_anonymizer)
+            if of_anonymizer and config.cap is not None:
+                loss = clamped(loss, budget.chance_loss(len(first)) + config.cap)
             losses.append(loss)
         return torch.stack(losses).mean()
 
-    def draw(self, batch: Batch) -> Terms:
-        """A learns to redraw what it sees: clips, and pictures of people."""
+    def reconstruction_loss(self, batch: TrainingBatch) -> Terms:
+        """Of A: clips, and images of people."""
         people = batch.first[:, :, None]
         return {
-            "clips": (self.redraw(batch.clip) - batch.clip).abs().mean(),
-            "people": (self.redraw(people) - people).abs().mean(),
+            "clips": (self.anonymizer(batch.clip) - batch.clip).abs().mean(),
+            "people": (self.anonymizer(people) - people).abs().mean(),
         }
 
-    def hide(self, batch: Batch, drawn: Tensor | None = None) -> Terms:
-        """What A descends; `drawn` is A(x) where it is known already."""
-        if drawn is None:
-            drawn = self.drawn(batch)
+    def anonymizer_loss(self, batch: TrainingBatch, anonymized: Tensor | None = None) -> Terms:
+        """Of A in adversarial training; `anonymized` is A(x) where it is computed already."""
+        if anonymized is None:
+            anonymized = self.anonymized(batch)
         return {
-            "task": +self.task_loss(batch, drawn),
-            "budget": -self.recipe.omega * self.budget_loss(batch, drawn, hiding=True),
+            "utility": +self.utility_loss(batch, anonymized),
+            "budget": -self.recipe.budget.weight * self.budget_loss(batch, anonymized, of_anonymizer=True),
         }
 
-    def use(self, batch: Batch, drawn: Tensor) -> Terms:
-        """What T descends."""
-        return {"task": +self.task_loss(batch, drawn)}
+    def utility_terms(self, batch: TrainingBatch, anonymized: Tensor) -> Terms:
+        """Of T."""
+        return {"utility": +self.utility_loss(batch, anonymized)}
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class SPAct:
-    """SPAct's game. Defaults: the paper's networks, and for what only the released code says, that."""
-
-    stage: DataConfig = Field(default_factory=DataConfig)
-    net: Literal["unet", "unet++"] = "unet"
-    width: Annotated[int, Field(ge=4, le=128)] = 64  # of the U-Net's first level
-    task: str = "r3d_18_spact"
-    task_weights: str | None = None
-    budget: tuple[str, ...] = ("resnet50",)  # several: an ensemble
-    budget_weights: str | None = None
-    branch: Literal["updated", "frozen", "spatiotemporal"] = "updated"
-    contrast: Contrast = "nt_xent"
-    temperature: Annotated[float, Field(gt=0)] = 0.1
-    omega: Annotated[float, Field(ge=0)] = 1.0
-    cap: Annotated[float, Field(ge=0)] | None = 0.5  # m; none: as published, without bound
-    stop: Annotated[float, Field(gt=0)] | None = None  # th_Bmax; none: play all turns
-    repeats: Annotated[int, Field(ge=1)] = 1  # of T and B to one of A
-    batch_stats: bool = (
-        False  # B holds still with the statistics of the batch, not with those of batches long ago
-    )
-    drawing: Annotated[int, Field(ge=0)] = 300  # steps
-    warming: Annotated[int, Field(ge=0)] = 300
-    playing: Annotated[int, Field(ge=2)] = 1200
-    lr_draw: Annotated[float, Field(gt=0)] = 1e-3
-    lr_warm: Annotated[float, Field(gt=0)] = 1e-3
-    lr: Annotated[float, Field(gt=0)] = 1e-4  # of A in the game
-    lr_others: Annotated[float, Field(gt=0)] = 1e-4  # of T and B in the game
-    seed: Seed = 0
-
-    def __post_init__(self) -> None:
-        clips = self.branch == "spatiotemporal"  # else the budget networks see frames
-        named((self.task, *self.budget) if clips else (self.task,), () if clips else self.budget)
-        if not self.budget:
-            raise VeilError("a game needs at least one budget network: budget is empty.")
-        if self.branch == "frozen" and self.stop is not None:
-            raise VeilError(
-                "a frozen budget network measures no loss at which to stop: leave stop out, or choose another branch."
-            )
-        name = "batch" if clips else "stills"
-        pairs: int = getattr(self.stage, name)
-        if pairs < 2 and self.contrast != "rotnet":
-            raise VeilError(
-                f"a contrastive loss needs at least two pairs: raise stage.{name}, which is {pairs}."
-            )
-
-    @property
-    def steps(self) -> int:
-        """Batches in all."""
-        return self.drawing + self.warming + self.playing
-
-    def network(self) -> nn.Module:
-        """A fresh anonymizer."""
-        return Redraw(unet.make(self.net, **({"width": self.width} if self.net == "unet" else {})))
-
-    def training(self, device: torch.device, devices: int) -> Training:
-        """See `Recipe`."""
-        staged = TrainingData(self.stage, device, self.seed)
-        players = Players(self, staged)
-        return played(players, staged, devices, players.hide, players.use)
-
-
-def played(
-    players: Players,
-    staged: TrainingData,
+def adversarial_training(
+    modules: SPActModules,
+    data: TrainingData,
     devices: int,
-    hide: Callable[[Batch], Terms],
-    use: Callable[[Batch, Tensor], Terms],
+    anonymizer_loss: Callable[[TrainingBatch], Terms],
+    utility_terms: Callable[[TrainingBatch, Tensor], Terms],
 ) -> Training:
-    """The three games of SPAct with what A descends, and what T does, given A(x); others who play it change these."""
-    recipe, frozen = players.recipe, players.recipe.branch == "frozen"
-    made = setup(staged.device, devices, recipe.seed)
-    redraw, task, budgets = players.redraw, players.task, players.budgets
+    """The three phases of SPAct, with these losses of A, and of T given A(x); methods built on SPAct pass their own."""
+    recipe, schedule, frozen = (
+        modules.recipe,
+        modules.recipe.schedule,
+        modules.recipe.budget.branch == "frozen",
+    )
+    setup = mixed_precision(data.device, devices, recipe.seed)
+    anonymizer, utility, budgets = modules.anonymizer, modules.utility, modules.budgets
 
-    def keep(batch: Batch) -> Terms:
+    def utility_only(batch: TrainingBatch) -> Terms:
         with torch.no_grad():
-            drawn = players.drawn(batch)
-        return use(batch, drawn)
+            anonymized = modules.anonymized(batch)
+        return utility_terms(batch, anonymized)
 
-    def learn(batch: Batch) -> Terms:
+    def utility_and_budget(batch: TrainingBatch) -> Terms:
         with torch.no_grad():
-            drawn = players.drawn(batch)
-        return {**use(batch, drawn), "budget": +players.budget_loss(batch, drawn)}
+            anonymized = modules.anonymized(batch)
+        return {**utility_terms(batch, anonymized), "budget": +modules.budget_loss(batch, anonymized)}
 
-    def game(*moves: Step[Batch]) -> Phase[Batch]:
-        return Phase(moves, made)
+    def reconstruction() -> Phase[TrainingBatch]:
+        loss, lr = modules.reconstruction_loss, schedule.lr_reconstruction
+        return Phase([Step("reconstruct", (anonymizer,), loss, lr, "adam")], setup)
 
-    games = [
-        (recipe.drawing, lambda: game(Step("draw", (redraw,), players.draw, recipe.lr_draw, "adam"))),
-        (recipe.warming, lambda: game(Step("warm", (task, budgets), learn, recipe.lr_warm, "adam"))),
-        (
-            recipe.playing,
-            lambda: game(
-                Step(
-                    "hide",
-                    (redraw,),
-                    hide,
-                    recipe.lr,
-                    "adam",
-                    batch_stats=(budgets,) if recipe.batch_stats else (),
-                ),
-                Step(
-                    "learn",
-                    (task,) if frozen else (task, budgets),
-                    keep if frozen else learn,
-                    recipe.lr_others,
-                    "adam",
-                    repeats=recipe.repeats,
-                ),
-            ),
-        ),
-    ]
+    def warmup() -> Phase[TrainingBatch]:
+        step = Step("warmup", (utility, budgets), utility_and_budget, schedule.lr_warmup, "adam")
+        return Phase([step], setup)
+
+    def adversarial() -> Phase[TrainingBatch]:
+        anonymize = Step(
+            "anonymize",
+            (anonymizer,),
+            anonymizer_loss,
+            schedule.lr_anonymizer,
+            "adam",
+            batch_stats=(budgets,) if recipe.budget.batch_stats else (),
+        )
+        others = Step(
+            "utility_and_budget",
+            (utility,) if frozen else (utility, budgets),
+            utility_only if frozen else utility_and_budget,
+            schedule.lr_others,
+            "adam",
+            repeats=schedule.repeats,
+        )
+        return Phase([anonymize, others], setup)
 
     def stop(measured: StepResult) -> bool:
-        if recipe.stop is None or measured.step_name != "learn" or "budget" not in measured.terms:
+        goal = recipe.budget.stop
+        if goal is None or measured.step_name != "utility_and_budget" or "budget" not in measured.terms:
             return False
-        return float(measured.terms["budget"]) >= recipe.stop
+        return float(measured.terms["budget"]) >= goal
 
+    phases = [
+        (schedule.reconstruction_steps, reconstruction),
+        (schedule.warmup_steps, warmup),
+        (schedule.adversarial_steps, adversarial),
+    ]
     return Training(
-        PhaseSequence(players.all(), games),
-        staged,
-        lambda: staged.check(redraw, task),
-        redraw.state_dict,
+        PhaseSequence(modules.by_name(), phases),
+        data,
+        lambda: validate(data, anonymizer, utility),
+        anonymizer.state_dict,
         stop,
     )

@@ -1,4 +1,4 @@
-"""STPrivacy: a transformer that drops tubelets and redraws the others (Li et al. 2023, "STPrivacy: Spatio-Temporal
+"""STPrivacy: a transformer that drops tubelets and reconstructs the others (Li et al. 2023, "STPrivacy: Spatio-Temporal
 Privacy-Preserving Action Recognition", arXiv 2301.03046). Written from a description; of the paper only the abstract
 was at hand, and the ratios and the shape of the predictor are those of DynamicViT (Rao et al. 2021, arXiv 2106.02034).
 
@@ -32,20 +32,27 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from veil.core import VeilError
-from veil.methods.adversarial import Adversarial, Players
-from veil.training.data import Batch, DataConfig, TrainingData
+from veil.methods.adversarial import (
+    AdversarialRecipe,
+    SupervisedBudgetConfig,
+    SupervisedModules,
+    SupervisedSchedule,
+)
+from veil.methods.sections import UtilityConfig
+from veil.training.data import TrainingBatch, TrainingData
+from veil.training.data_config import DataConfig
 from veil.training.fit import Terms
-from veil.training.recipe import STRICT, Training
+from veil.training.recipe import STRICT, Seed, Training
 
 LONG, SIDE = 2, 16  # frames and pixels of a tubelet
 STAGES, RATIOS = (3, 6, 9), (0.7, 0.49, 0.34)
 
 
 class TokenSelection(nn.Module):
-    """Clips ``(B, 3, T, H, W)`` in [0, 1] to what of them is kept and redrawn; same shape and range.
+    """Clips ``(B, 3, T, H, W)`` in [0, 1] to those tubelets that are kept, reconstructed; same shape and range.
 
-    T is a multiple of 2, H and W are of 16. `frames` and `size` are those it has places for; others get places between.
-    `stages` are the layers, from 0, before which tokens are dropped, `ratios` what share of all is kept after each.
+    T is a multiple of 2, H and W are of 16. `frames` and `size` are those of its positional embeddings; others get interpolated ones.
+    `stages` are the layers, from 0, before which tokens are dropped, `ratios` the share of all tokens that is kept after each.
     """
 
     past: int = 0
@@ -62,21 +69,31 @@ class TokenSelection(nn.Module):
         size: int = 112,
     ) -> None:
         if min(dim, depth, heads) < 1 or dim % heads or dim < 4:
-            raise VeilError(f"a transformer needs heads that divide its width: {dim=}, {depth=}, {heads=}.")
+            raise VeilError(
+                f"a transformer needs heads that divide its width: {dim=}, {depth=}, {heads=}.",
+                code="transformer-invalid",
+            )
         if list(stages) != sorted(set(stages)) or not all(0 <= stage < depth for stage in stages):
-            raise VeilError(f"stages rise from 0 to {depth - 1}, the last layer: stages={list(stages)}.")
+            raise VeilError(
+                f"stages rise from 0 to {depth - 1}, the last layer: stages={list(stages)}.",
+                code="stages-invalid",
+            )
         if len(ratios) != len(stages):
-            raise VeilError(f"{len(stages)} stages need as many ratios: ratios={list(ratios)}.")
+            raise VeilError(
+                f"{len(stages)} stages need as many ratios: ratios={list(ratios)}.", code="ratios-invalid"
+            )
         if list(ratios) != sorted(ratios, reverse=True) or not all(0 < ratio <= 1 for ratio in ratios):
-            raise VeilError(f"ratios fall from 1 and stay above 0: ratios={list(ratios)}.")
+            raise VeilError(
+                f"ratios fall from 1 and stay above 0: ratios={list(ratios)}.", code="ratios-invalid"
+            )
         super().__init__()
         grid = _grid(frames, size, size)
         self.stages, self.ratios = tuple(stages), tuple(ratios)
         self.patch_embed = nn.ModuleDict({"proj": nn.Conv3d(3, dim, (LONG, SIDE, SIDE), (LONG, SIDE, SIDE))})
         self.when = nn.Parameter(torch.empty(1, dim, grid[0]))
         self.where = nn.Parameter(torch.empty(1, dim, *grid[1:]))
-        self.blocks = nn.ModuleList(_Layer(dim, heads) for _ in range(depth))
-        self.predictors = nn.ModuleList(_Predictor(dim) for _ in stages)
+        self.blocks = nn.ModuleList(_TokenLayer(dim, heads) for _ in range(depth))
+        self.predictors = nn.ModuleList(_KeepPredictor(dim) for _ in stages)
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.head = nn.Linear(dim, 3 * LONG * SIDE * SIDE)
         for weight in (self.when, self.where):
@@ -88,10 +105,10 @@ class TokenSelection(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, clip: Tensor) -> Tensor:
-        """What is kept, redrawn; the rest black."""
-        return self.drawn(clip)[0]
+        """What is kept, reconstructed; the rest black."""
+        return self.anonymize(clip)[0]
 
-    def drawn(self, clip: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def anonymize(self, clip: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The same, and after each stage which tubelets are kept: 0 or 1, ``(B, T/2, H/16, W/16)``."""
         if clip.ndim != 5 or clip.shape[1] != 3:
             raise ValueError(f"a clip is (B, 3, T, H, W), got {tuple(clip.shape)}")
@@ -133,7 +150,7 @@ class TokenSelection(nn.Module):
 def ratio_loss(masks: Sequence[Tensor], ratios: Sequence[float]) -> Tensor:
     """How far the kept share of each clip is from the ratio, squared; mean over stages and clips.
 
-    Masks as of `TokenSelection.drawn`, one for each ratio.
+    Masks as of `TokenSelection.anonymize`, one for each ratio.
     """
     if not masks or len(masks) != len(ratios):
         raise ValueError(f"every stage has a mask and a ratio, got {len(masks)} and {len(ratios)}")
@@ -141,7 +158,7 @@ def ratio_loss(masks: Sequence[Tensor], ratios: Sequence[float]) -> Tensor:
     return (shares - shares.new_tensor(ratios)[:, None]).square().mean()
 
 
-class _Predictor(nn.Module):
+class _KeepPredictor(nn.Module):
     """Logits of keep and drop for tokens ``(B, frames, n, dim)``, of themselves, their frame and their video."""
 
     def __init__(self, dim: int) -> None:
@@ -167,7 +184,7 @@ class _Predictor(nn.Module):
         return self.out(torch.cat([own, mean(frame, (2,)), mean(video, (1, 2))], 3))
 
 
-class _Attention(nn.Module):
+class _MaskedAttention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -185,13 +202,13 @@ class _Attention(nn.Module):
         return self.proj(mixed.transpose(1, 2).flatten(2))  # (B, N, dim)
 
 
-class _Layer(nn.Module):
-    """A layer of a ViT over tokens ``(B, N, dim)``, named as in timm; `keep` ``(B, N)`` says who is seen, None: all."""
+class _TokenLayer(nn.Module):
+    """A layer of a ViT over tokens ``(B, N, dim)``, named as in timm; `keep` ``(B, N)`` is 1 for tokens that are attended to, None: all."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
-        self.attn = _Attention(dim, heads)
+        self.attn = _MaskedAttention(dim, heads)
         inner = [("fc1", nn.Linear(dim, 4 * dim)), ("act", nn.GELU()), ("fc2", nn.Linear(4 * dim, dim))]
         self.mlp = nn.Sequential(OrderedDict(inner))
 
@@ -214,7 +231,7 @@ def masked_softmax(scores: Tensor, keep: Tensor) -> Tensor:
 
 
 def _sampled(logits: Tensor) -> Tensor:
-    """0 or 1 by chance, ``(…, 2)`` to ``(…)``, with the gradient of the chance (straight-through Gumbel-softmax)."""
+    """Sampled 0 or 1, ``(…, 2)`` to ``(…)``, with the gradient of the probability (straight-through Gumbel-softmax)."""
     soft = F.gumbel_softmax(logits, dim=-1)[..., 0]
     return (soft >= 0.5).to(soft.dtype) + (soft - soft.detach())
 
@@ -241,69 +258,83 @@ def _grid(frames: int, height: int, width: int) -> tuple[int, int, int]:
     """How many tubelets there are each way."""
     if min(frames, height, width) < 1 or frames % LONG or height % SIDE or width % SIDE:
         raise VeilError(
-            f"STPrivacy cuts clips into {LONG}×{SIDE}×{SIDE}: {frames} frames of {height}×{width} pixels do not fit."
+            f"{frames} frames of {height}×{width} pixels do not fit into tubelets of {LONG}×{SIDE}×{SIDE}: "
+            "choose multiples of these.",
+            code="tubelets-do-not-fit",
         )
     return frames // LONG, height // SIDE, width // SIDE
 
 
-def _game() -> Adversarial:
-    # Paper: ViTs tell actions and private attributes. Here: MViT and ViT-B, because they are the ones at hand.
-    return Adversarial(
-        stage=DataConfig(batch=8, augment="none"),
-        task="mvit_v2_s",
-        budget=("vit_b_16",),
-        ignorance="reversal",
-        gamma=1.0,
-        optimizer="adamw",
-        cosine=True,
-    )
-
-
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class STPrivacy:
-    """The game of STPrivacy: the supervised one, with a price for keeping more or fewer tubelets than the ratios say."""
+class TokenSelectionConfig:
+    """`[anonymizer]` of STPrivacy."""
 
-    game: Adversarial = Field(default_factory=_game)
     dim: Annotated[int, Field(ge=12)] = 192
     depth: Annotated[int, Field(ge=1)] = 12
     heads: Annotated[int, Field(ge=1)] = 3
     stages: tuple[int, ...] = STAGES
     ratios: tuple[float, ...] = RATIOS
-    price: Annotated[float, Field(ge=0)] = 2.0  # of L_ratio
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RatioConfig:
+    """`[ratio]`: the term that is added to those of the supervised method."""
+
+    weight: Annotated[float, Field(ge=0)] = 2.0  # of L_ratio
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class STPrivacyRecipe:
+    """How STPrivacy is trained: as the supervised method, with a penalty where the kept share differs from the ratios."""
+
+    # Paper: ViTs recognise actions and private attributes. Here: MViT and ViT-B, because they are the ones at hand.
+    data: DataConfig = Field(default_factory=lambda: DataConfig(batch=8, augment="none"))
+    anonymizer: TokenSelectionConfig = Field(default_factory=TokenSelectionConfig)
+    utility: UtilityConfig = Field(default_factory=lambda: UtilityConfig(network="mvit_v2_s"))
+    budget: SupervisedBudgetConfig = Field(
+        default_factory=lambda: SupervisedBudgetConfig(
+            networks=("vit_b_16",), uncertainty="reversal", weight=1.0
+        )
+    )
+    ratio: RatioConfig = Field(default_factory=RatioConfig)
+    schedule: SupervisedSchedule = Field(
+        default_factory=lambda: SupervisedSchedule(optimizer="adamw", cosine=True)
+    )
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        self.network()  # says what does not go together
+        self.supervised()
+        self.network()  # refuses values that do not fit together
+
+    def supervised(self) -> AdversarialRecipe:
+        """The supervised method on the same data."""
+        return AdversarialRecipe(
+            data=self.data,
+            utility=self.utility,
+            budget=self.budget,
+            schedule=self.schedule,
+            seed=self.seed,
+        )
 
     @property
     def steps(self) -> int:
         """Batches in all."""
-        return self.game.steps
-
-    @property
-    def seed(self) -> int:
-        """Of everything that is left to chance."""
-        return self.game.seed
-
-    @property
-    def stage(self) -> DataConfig:
-        """What is played with."""
-        return self.game.stage
+        return self.supervised().steps
 
     def network(self) -> nn.Module:
         """A fresh anonymizer."""
-        stage = self.stage
-        return TokenSelection(
-            self.dim, self.depth, self.heads, self.stages, self.ratios, stage.length, stage.size
-        )
+        of, data = self.anonymizer, self.data
+        return TokenSelection(of.dim, of.depth, of.heads, of.stages, of.ratios, data.length, data.size)
 
     def training(self, device: torch.device, devices: int) -> Training:
         """See `Recipe`."""
         torch.manual_seed(self.seed)
-        redraw = self.network().to(device)
-        players = Players(self.game, redraw, TrainingData(self.stage, device, self.seed))
+        supervised, anonymizer = self.supervised(), self.network().to(device)
+        modules = SupervisedModules(supervised, anonymizer, TrainingData(self.data, device, self.seed))
 
-        def hide(batch: Batch) -> Terms:
-            drawn, masks = redraw.drawn(batch.clip)  # type: ignore[operator]
-            return {**players.hide(batch, drawn), "ratio": self.price * ratio_loss(masks, self.ratios)}
+        def anonymizer_loss(batch: TrainingBatch) -> Terms:
+            anonymized, masks = anonymizer.anonymize(batch.clip)  # type: ignore[operator]
+            ratio = self.ratio.weight * ratio_loss(masks, self.anonymizer.ratios)
+            return {**modules.anonymizer_loss(batch, anonymized), "ratio": ratio}
 
-        return self.game.played(players, devices, hide, players.learn)
+        return supervised.training_of(modules, devices, anonymizer_loss)

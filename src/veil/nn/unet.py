@@ -78,7 +78,7 @@ class UNet(ImageToImage):
 
     def __init__(self, width: int = 64, depth: int = 4) -> None:
         if min(width, depth) < 1:
-            raise VeilError(f"a U-Net needs at least 1: width={width}, depth={depth}.")
+            raise VeilError(f"a U-Net needs at least 1: width={width}, depth={depth}.", code="network-shape")
         super().__init__()
         self.stride = 2**depth
         channels = [width * 2 ** min(level, depth - 1) for level in range(depth + 1)]

@@ -68,7 +68,7 @@ def checked(data: Mapping[str, Any], kind: type[T], origin: Origin = lambda key:
     except ValidationError as error:
         raise VeilError(_sentence(error, plain, origin)) from error
     except VeilError as error:  # of the dataclass's own __post_init__
-        raise VeilError(f"{origin('')}: {error}") from error
+        raise VeilError(f"{origin('')}: {error}", code=error.code) from error
 
 
 def kind_of(path: str | Path) -> str:

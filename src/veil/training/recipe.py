@@ -1,4 +1,4 @@
-"""What a recipe is: how something is trained, and what the loop needs once it is made ready."""
+"""What a recipe is: how something is trained, and what the training loop needs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from veil.training.fit import Phase, PhaseSequence, StepResult
 
-# Of every recipe: a key that it does not have is a mistake, and so is a number that is none.
+# Of every recipe: an unknown key is an error, and so is a number that is infinite or not a number.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
-Seed = Annotated[int, Field(ge=0, lt=2**32)]  # of everything that is left to chance
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # of all randomness
+LearningRate = Annotated[float, Field(gt=0)]
 
 
 def _never(_: StepResult) -> bool:
@@ -23,16 +24,16 @@ def _never(_: StepResult) -> bool:
 
 @dataclass(frozen=True)
 class Training:
-    """A recipe made ready: all that the loop needs."""
+    """What the training loop needs: the data are read, the networks are made."""
 
-    game: Phase[Any] | PhaseSequence[Any]
-    batch: Callable[[int], Any]  # by its number, from 0
+    phases: Phase[Any] | PhaseSequence[Any]
+    batch: Callable[[int], Any]  # by number, from 0
     check: Callable[
         [], dict[str, float]
-    ]  # on validation data; "val" chooses a checkpoint, without it the last is kept
-    weights: Callable[[], dict[str, Tensor]]  # of the network that the run is made for
-    stop: Callable[[StepResult], bool] = _never  # whether the goal is reached before the last step
-    told: Mapping[str, Any] = field(default_factory=dict)  # what else the file of weights says, as JSON
+    ]  # on validation data; "val" selects the checkpoint, else the last is kept
+    weights: Callable[[], dict[str, Tensor]]  # of the network that is trained
+    stop: Callable[[StepResult], bool] = _never  # whether to end before the last step
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # stored with the weights, as JSON
 
 
 class Recipe(Protocol):
@@ -45,9 +46,9 @@ class Recipe(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of everything that is left to chance."""
+        """Of all randomness."""
         ...
 
     def training(self, device: torch.device, devices: int) -> Training:
-        """Read the data, build the networks."""
+        """Read the data and make the networks."""
         ...

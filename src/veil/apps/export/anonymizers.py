@@ -18,13 +18,13 @@ from veil.core import Frames
 from veil.data import read
 from veil.media.sources import open_source
 from veil.methods import builtin, learned
-from veil.methods.network import Redraw, Shape, redrawn
-from veil.methods.prototypes import Prototypes
+from veil.methods.prototypes.network import PrototypeNet
 from veil.methods.stprivacy import TokenSelection
+from veil.methods.streaming import ClipContext, ClipFunction, anonymized
 from veil.nn.unet import ImageToImage
 
 FRAMES, CLIPS = 96, 24  # of each video, and in all, that a model is compared on
-FIXED_SIZE = (Prototypes, TokenSelection)  # networks whose input has one size
+FIXED_SIZE = (PrototypeNet, TokenSelection)  # networks whose input has one size
 
 
 class ExportableAnonymizer:
@@ -32,7 +32,7 @@ class ExportableAnonymizer:
 
     kind, output, unit, tolerance = "frames", "anonymized", "levels of 255", 1.0
 
-    def __init__(self, name: str, net: nn.Module, shape: Shape) -> None:
+    def __init__(self, name: str, net: nn.Module, shape: ClipContext) -> None:
         self.name, self.net = name, net.eval()
         self._fixed_size = isinstance(net, FIXED_SIZE)
         self.shape = shape._replace(square=shape.square or self._fixed_size)
@@ -113,7 +113,7 @@ class ExportableAnonymizer:
         return True
 
 
-def builtin_prototypes() -> Prototypes:
+def builtin_prototypes() -> PrototypeNet:
     """The built-in network in torch, with the weights of its ONNX file."""
     import onnx
     from onnx import numpy_helper
@@ -133,7 +133,8 @@ def builtin_prototypes() -> Prototypes:
                     what = "weight" if node.op_type == "Mul" else "bias"
                     state[f"{module}.{what}"] = torch.tensor(weights[name].ravel())
     metadata: Mapping[str, Any] = {prop.key: json.loads(prop.value) for prop in model.metadata_props}
-    net = Prototypes(metadata["cell"], len(state["exit.weight"][0]), loose=metadata["loose"])
+    width = len(state["exit.weight"][0])
+    net = PrototypeNet(metadata["cell"], width, phase_temperature=metadata["phase_temperature"])
     net.load_state_dict(state)
     return net.eval()
 
@@ -142,7 +143,7 @@ def _to_bytes(values: Tensor) -> Tensor:
     return (values * 255).round().clamp(0, 255).to(torch.uint8)
 
 
-def _clips(frames: Frames, shape: Shape) -> Iterator[Frames]:
+def _clips(frames: Frames, shape: ClipContext) -> Iterator[Frames]:
     """The inputs of a network of that shape for a video, run by run."""
     given: list[Frames] = []
 
@@ -150,7 +151,7 @@ def _clips(frames: Frames, shape: Shape) -> Iterator[Frames]:
         given.append(clips)
         return clips
 
-    redraw: Redraw = keep
-    for _ in redrawn([frames], redraw, shape, learned.CHUNK):
+    anonymize: ClipFunction = keep
+    for _ in anonymized([frames], anonymize, shape, learned.CHUNK):
         yield from given
         given.clear()

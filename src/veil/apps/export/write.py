@@ -4,7 +4,7 @@ The file is compared with torch on real frames: the largest difference is printe
 not written. With ``int8``, weights and activations are rounded to 8 bits in ranges that are measured on real frames, and compared
 again on other frames. A quantized network has other outputs: audit it before use (`veil audit --compare RUN model.onnx`).
 
-How a video goes through the file is stored in it (`side`, `skip`, `past`, `block`, `future`, `square`): see `veil.methods.network`.
+How a video goes through the file is stored in it (`side`, `skip`, `past`, `block`, `future`, `square`): see `veil.methods.streaming`.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def find_exportable(method: str) -> Exportable:
         if _kind(folder) == "splavu":
             return ExportableAdapter(splavu.load(folder))
         run = learned.load(folder)
-        return ExportableAnonymizer(_kind(folder), run.made[0], run.shape)
+        return ExportableAnonymizer(_kind(folder), run.made[0], run.context)
     anonymizer = make(method)
     if isinstance(anonymizer, builtin.Prototypes):
         return ExportableAnonymizer("prototypes", builtin_prototypes(), anonymizer.shape)
