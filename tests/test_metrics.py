@@ -16,9 +16,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from errors import refuses
 from veil import metrics as m
-from veil.core import VeilError
 from veil.metrics import Bootstrap, Score
+from veil.metrics import score as score_module
 
 approx = pytest.approx
 unit = st.floats(0, 1, allow_nan=False)
@@ -270,11 +271,11 @@ def test_temporal_notes():
     score = m.temporal_map(found, truth, tiou=[0.5])
     assert score.value == approx(0.5) and score.n == 2
     assert said(score, "1 segments are annotated twice") and said(score, "1 detections are of classes")
-    with pytest.raises(VeilError, match="lacks video b"):
+    with refuses("truth-lacks-video"):
         m.temporal_map({"b": []}, truth)
-    with pytest.raises(VeilError, match="start before it ends"):
+    with refuses("segments-invalid"):
         m.temporal_map({"a": [(2, 1, 0, 0.9)]}, truth)
-    with pytest.raises(VeilError, match="rows of 4"):
+    with refuses("segments-invalid"):
         m.temporal_map({"a": [(1, 2, 0)]}, truth)
 
 
@@ -303,7 +304,7 @@ def test_features_on_one_point_find_nobody():
 def test_f_lambda():
     assert m.f_lambda(0.9, 0.2) == approx(0.85)
     assert m.f_lambda(0.9, 0.2, 0) == approx(0.9) and m.f_lambda(0.9, 0.2, 1) == approx(0.8)
-    with pytest.raises(VeilError, match="not 87"):
+    with refuses("not-in-unit-interval"):
         m.f_lambda(87.1, 51.9)
 
 
@@ -473,9 +474,9 @@ def test_excess_leakage_says_what_is_odd():
         assert math.isnan(flat.value) and said(flat, "nothing above chance")
     shaky = m.excess_leakage(leaked, Score("cMAP", 0.31, 100, 0.3, interval=(0.29, 0.33)))
     assert said(shaky, "almost nothing")
-    with pytest.raises(VeilError, match="one test set"):
+    with refuses("scores-not-comparable"):
         m.excess_leakage(leaked, Score("cMAP", 0.7, 99, 0.3))
-    with pytest.raises(VeilError, match="chance level"):
+    with refuses("score-without-chance"):
         m.excess_leakage(Score("mAP", 0.5, 9), Score("mAP", 0.7, 9))
 
 
@@ -487,30 +488,30 @@ def test_hypervolume_without_head_room_is_said():
 
 
 BAD: list[tuple[str, Callable[[], Any]]] = [
-    ("softmax", lambda: m.top1([[2.0, -1.0]], [0])),
-    ("sum to 1", lambda: m.top1([[0.2, 0.2]], [0])),
-    (r"0\.\.1", lambda: m.top1([[0.5, 0.5]], [2])),
-    (r"\(N, K\)", lambda: m.top1([0.5, 0.5], [0, 1])),
-    ("more than one label", lambda: m.top1([[0.5, 0.5]] * 2, [0, 1], ["a", "a"])),
-    ("more than one group", lambda: m.group_gap([[0.5, 0.5]] * 2, [0, 0], ["x", "y"], ["a", "a"])),
-    ("one group for each", lambda: m.group_gap([[0.5, 0.5]] * 2, [0, 0], ["x"], ["a", "a"])),
-    ("one video id", lambda: m.top1([[0.5, 0.5]] * 2, [0, 1], ["a"])),
-    (r"\(N, K\)", lambda: m.class_mean_average_precision([1.0, 2.0], [0, 1])),
-    (r"\(N\)", lambda: m.frame_auc([[1.0]], [[1]])),
-    ("nan", lambda: m.frame_auc([math.nan, 1.0], [0, 1])),
-    ("0 or 1", lambda: m.frame_auc([0.5, 1.0], [0, 2])),
-    ("raw_logit", lambda: m.macro_f1([[3.0]], [[1]])),
-    ("as many ids", lambda: m.rank1(np.eye(3), [0, 1], np.eye(3), [0, 1, 2])),
-    ("finite", lambda: m.rank1([[math.inf]], [0], [[1.0]], [0])),
-    ("not 87", lambda: m.hypervolume([87.0], [20.0])),
-    ("tIoU", lambda: m.temporal_map({}, {}, tiou=[1.5])),
-    ("level", lambda: Bootstrap(level=95)),
+    ("not-in-unit-interval", lambda: m.top1([[2.0, -1.0]], [0])),
+    ("probabilities-not-normalised", lambda: m.top1([[0.2, 0.2]], [0])),
+    ("label-out-of-range", lambda: m.top1([[0.5, 0.5]], [2])),
+    ("metric-input-shape", lambda: m.top1([0.5, 0.5], [0, 1])),
+    ("clips-disagree", lambda: m.top1([[0.5, 0.5]] * 2, [0, 1], ["a", "a"])),
+    ("clips-disagree", lambda: m.group_gap([[0.5, 0.5]] * 2, [0, 0], ["x", "y"], ["a", "a"])),
+    ("metric-input-shape", lambda: m.group_gap([[0.5, 0.5]] * 2, [0, 0], ["x"], ["a", "a"])),
+    ("metric-input-shape", lambda: m.top1([[0.5, 0.5]] * 2, [0, 1], ["a"])),
+    ("metric-input-shape", lambda: m.class_mean_average_precision([1.0, 2.0], [0, 1])),
+    ("metric-input-shape", lambda: m.frame_auc([[1.0]], [[1]])),
+    ("score-nan", lambda: m.frame_auc([math.nan, 1.0], [0, 1])),
+    ("label-out-of-range", lambda: m.frame_auc([0.5, 1.0], [0, 2])),
+    ("not-in-unit-interval", lambda: m.macro_f1([[3.0]], [[1]])),
+    ("metric-input-shape", lambda: m.rank1(np.eye(3), [0, 1], np.eye(3), [0, 1, 2])),
+    ("features-invalid", lambda: m.rank1([[math.inf]], [0], [[1.0]], [0])),
+    ("not-in-unit-interval", lambda: m.hypervolume([87.0], [20.0])),
+    ("tiou-out-of-range", lambda: m.temporal_map({}, {}, tiou=[1.5])),
+    ("bootstrap-invalid", lambda: Bootstrap(level=95)),
 ]
 
 
-@pytest.mark.parametrize(("words", "call"), BAD)
-def test_bad_input_is_refused_in_a_sentence(words: str, call: Callable[[], Any]):
-    with pytest.raises(VeilError, match=words):
+@pytest.mark.parametrize(("code", "call"), BAD)
+def test_bad_input_is_refused(code: str, call: Callable[[], Any]):
+    with refuses(code):
         call()
 
 
@@ -623,7 +624,7 @@ def test_intervals_are_seeded_and_do_not_touch_the_value():
 def test_resamples_do_not_depend_on_how_many_are_computed_at_once(monkeypatch: pytest.MonkeyPatch):
     s, y, v = attributes()
     together = m.class_mean_average_precision(s, y, v, bootstrap=Bootstrap(50))
-    monkeypatch.setattr(m, "_CELLS", 1)
+    monkeypatch.setattr(score_module, "CELLS", 1)
     assert m.class_mean_average_precision(s, y, v, bootstrap=Bootstrap(50)).interval == approx(
         together.interval
     )
