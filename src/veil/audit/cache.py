@@ -11,12 +11,14 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from veil.audit import result as results
 from veil.audit.result import Result
-from veil.core import VeilError
+from veil.core import VeilError, io_errors
+from veil.media import folders
 
 LAYOUT = 2  # of the entries; another number makes all of them stale
 
@@ -26,21 +28,15 @@ _SUFFIXES: dict[Kind, str] = {"result": ".json", "recognizer": ".safetensors"}
 
 def cache_folder() -> Path:
     """Where this user's audits are cached."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "veil" / "audit"
+    return folders.cache_folder("audit")
 
 
 def forget() -> int:
     """Delete this user's audit cache; the number of files that it held."""
     folder = cache_folder()
     count = sum(path.is_file() for path in folder.rglob("*")) if folder.is_dir() else 0
-    try:
+    with io_errors(folder, "deleted"), suppress(FileNotFoundError):
         shutil.rmtree(folder)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise VeilError(
-            f"{folder} could not be deleted ({error.strerror}): delete it yourself.", code="cache-not-deleted"
-        ) from error
     return count
 
 
@@ -48,14 +44,10 @@ class AuditCache:
     """Entries in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        try:
+        advice = "set XDG_CACHE_HOME to another folder"
+        with io_errors(f"the cache folder {folder}", "made", advice=advice, code="cache-not-writable"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            folder.chmod(0o700)  # a folder that was there already, or a umask
-        except OSError as error:
-            raise VeilError(
-                f"the cache folder {folder} could not be made ({error.strerror}): set XDG_CACHE_HOME to another one.",
-                code="cache-not-writable",
-            ) from error
+            folder.chmod(0o700)  # where it was there already, or a umask applied
         self._folder = folder
 
     def place(self, kind: Kind, *key: Any) -> Path:
