@@ -1,9 +1,9 @@
 """`veil train`: a recipe becomes a run, killed or not, with one process or two."""
 
 import json
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,20 @@ batch = 8
 max_frames = 4
 options = { count = 60 }
 """
+KILLED = """
+import os, signal, sys
+from veil.apps.train import train
+from veil.training.run import Run
+
+saved = Run.save
+
+def save(self, *arguments, **options):
+    saved(self, *arguments, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Run.save = save
+train(*sys.argv[1:], every=6, device="cpu")
+"""  # the process ends after its first checkpoint
 pytestmark = pytest.mark.usefixtures("drawn_once")
 
 
@@ -70,17 +84,12 @@ def test_a_run_leaves_weights_that_begin_an_attack(recipe, tmp_path):
 
 @pytest.mark.slow
 def test_killed_and_resumed_it_is_the_same_run(recipe, tmp_path):
-    recipe.write_text(RECIPE.replace("steps = 12", "steps = 40"))
-    train(recipe, tmp_path / "whole", every=2, device="cpu")
+    train(recipe, tmp_path / "whole", every=6, device="cpu")
     broken = tmp_path / "broken"
-    code = "import sys; from veil.apps.train import train; train(*sys.argv[1:], every=2, device='cpu')"
-    process = subprocess.Popen([sys.executable, "-c", code, str(recipe), str(broken)])
-    while process.poll() is None and not (broken / "checkpoints" / "index.json").exists():
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(recipe), str(broken)])
+    assert killed.returncode == -signal.SIGKILL
     assert not (broken / "weights.safetensors").exists()
-    train(recipe, broken, every=2, device="cpu", resume=True)
+    train(recipe, broken, every=6, device="cpu", resume=True)
     whole = load_file(tmp_path / "whole" / "weights.safetensors")
     assert all(
         torch.equal(value, whole[name]) for name, value in load_file(broken / "weights.safetensors").items()
