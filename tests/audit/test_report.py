@@ -483,7 +483,7 @@ def test_labels_of_a_plot_do_not_overlap():
 
 def test_text_stands_out_in_light_and_dark():
     """WCAG: at least 4.5 to 1 for text."""
-    css = Path(page.__file__).with_name("page.css").read_text()
+    css = (Path(page.__file__).parent / "templates" / "report.css").read_text()
     light, dark = (
         dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in css.split("@media")[:2]
     )

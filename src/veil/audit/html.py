@@ -130,7 +130,7 @@ def page(results: Sequence[Result], offs: Sequence[TradeOff]) -> str:
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", f"{title(results)} · Veil"),
-        tag("style", Html(Path(__file__).with_name("page.css").read_text(encoding="utf-8"))),
+        tag("style", Html((Path(__file__).parent / "templates" / "report.css").read_text(encoding="utf-8"))),
     )
     return f"<!doctype html>\n{tag('html', tag('head', *head), tag('body', *body), lang='en')}\n"
 
