@@ -24,7 +24,7 @@ import cv2
 import numpy as np
 
 if TYPE_CHECKING:
-    from veil.nn.flow import Raft
+    from veil.nn.raft import Raft
     from veil.people.descriptors import Keys
 
 SIZE = (480, 640)
@@ -36,7 +36,7 @@ def networks(device: str) -> tuple[Keys, Raft]:
     import torch
     from torchvision.models.optical_flow import raft_large
 
-    from veil.nn.flow import Raft
+    from veil.nn.raft import Raft
     from veil.people.descriptors import Keys, _transformer
 
     torch.manual_seed(0)

@@ -6,9 +6,9 @@ from typing import get_args
 import cv2
 import numpy as np
 import pytest
-from test_flow import texture, view
 
 from conftest import SHARED, needs_shared
+from motion_clips import texture, view
 from veil.methods.noise import CarriedNoise, Carry, blend
 from veil.nn.flow import Grey, inconsistent
 
@@ -48,10 +48,10 @@ class Known:
     def __init__(self, x: float, y: float):
         self.flow = np.full((SIZE[0] // 2, SIZE[1] // 2, 2), (x / 2, y / 2), np.float32)
 
-    def see(self, image: np.ndarray) -> np.ndarray:
+    def prepare(self, image: np.ndarray) -> np.ndarray:
         return cv2.resize(image[..., 0], (SIZE[1] // 2, SIZE[0] // 2)).astype(np.uint8)
 
-    def between(self, before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def estimate(self, before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.flow, -self.flow
 
 

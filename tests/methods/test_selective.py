@@ -12,12 +12,12 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from test_flow import texture
 
 import clips
 import veil
 from conftest import SHARED, needs_shared
 from errors import refuses
+from motion_clips import texture
 from veil.apps.demo import sample
 from veil.core import FrameExplanation, Region, VeilError
 from veil.media.sinks import open_sink
@@ -214,10 +214,10 @@ def test_motion_survives(monkeypatch):
     looks(monkeypatch, square)
     estimator, error = Dis("medium"), {}
     for carry in ("recursive", "eq4", "iid"):
-        out = [estimator.see(image) for image in through("selective", np.stack(frames), carry=carry, **BARE)]
+        out = [estimator.prepare(image) for image in through("selective", np.stack(frames), carry=carry, **BARE)]
         errors = []
         for t in (3, 6, 9, 11):
-            forward, _ = estimator.between(out[t], out[t + 1])
+            forward, _ = estimator.estimate(out[t], out[t + 1])
             x, y = places[t]
             inner = forward[y + 8 : y + 62, x + 8 : x + 62]
             errors.append(np.linalg.norm(inner - np.array([2, 1]), axis=-1))

@@ -194,7 +194,7 @@ def test_an_unknown_name_and_impossible_numbers():
     with refuses("network-unknown") as raised:
         make("zzz", 7)
     assert "resnet18, " in str(raised.value)
-    with refuses("network-size"):
+    with refuses("network-shape"):
         make("small2d", 0)
 
 

@@ -14,7 +14,7 @@ from veil.audit.recognition import RecognizerSpec, TrainedRecognizer, TrainingBu
 from veil.audit.recognizer_training import train_recognizer
 from veil.audit.videos import Videos
 from veil.data import Sample
-from veil.nn.kernel import GAMMAS, RIDGES, Kernel
+from veil.nn.kernel import GAMMAS, RIDGES, KernelClassifier
 
 SPLITS = ("train", "train", "train", "val", "test")
 BUDGET = TrainingBudget(batch=16, clip_length=4)
@@ -34,9 +34,9 @@ def dots(x: Tensor) -> Tensor:
     return x.flatten(0, 1)[:, :, None, None]
 
 
-def solved(x: Tensor, y: Tensor, choice: int, each: int = 1) -> Kernel:
+def solved(x: Tensor, y: Tensor, choice: int, each: int = 1) -> KernelClassifier:
     """The kernel with one of its solutions for x ``(N, D)``, ``each`` of them together."""
-    net = Kernel(y.shape[1])
+    net = KernelClassifier(y.shape[1])
     solutions = net.solutions(x.unflatten(0, (-1, each)), y)
     for _ in range(choice + 1):
         next(solutions)
@@ -89,7 +89,7 @@ def test_it_is_the_closed_form(choice):
     s = torch.stack(errors).square().mean().sqrt()
     expected = (answers(everything, b) + y.mean(0) - 0.5) / s
     assert torch.allclose(net(dots(new[None])), expected.float(), atol=1e-4, rtol=1e-4)
-    left = list(Kernel(3).solutions(x[:, None], y))[choice]
+    left = list(KernelClassifier(3).solutions(x[:, None], y))[choice]
     rest = (y - y.mean(0)) - answers(everything, a)
     assert left == pytest.approx(float(rest.square().sum() / (y - y.mean(0)).square().sum()), rel=1e-4)
 
@@ -121,11 +121,11 @@ def test_xor_needs_a_kernel_and_a_line_does_not(problem):
 
 
 def test_small_frames_are_not_enlarged_and_large_ones_shrink():
-    net = Kernel(2)
-    assert net.shrunk(torch.zeros(2, 3, 4, 56, 40)).shape == (2, 3 * 4 * 16 * 16)
+    net = KernelClassifier(2)
+    assert net.pixels(torch.zeros(2, 3, 4, 56, 40)).shape == (2, 3 * 4 * 16 * 16)
     small = torch.rand(2, 3, 4, 14, 10)
-    assert torch.equal(net.shrunk(small), small.flatten(1))
-    assert net.shrunk(torch.zeros(2, 3, 112, 112)).shape == (2, 3 * 256)
+    assert torch.equal(net.pixels(small), small.flatten(1))
+    assert net.pixels(torch.zeros(2, 3, 112, 112)).shape == (2, 3 * 256)
 
 
 def noisy(count: int, frames: int = 8, size: int = 20, seed: int = 0) -> tuple[np.ndarray, list[int]]:
@@ -232,10 +232,10 @@ def test_too_many_samples_are_drawn_by_the_seed(monkeypatch):
     frames = RecognizerSpec("kernel", "frames")
     budget = TrainingBudget(batch=16, views=8)
 
-    def learned(most: int, seed: int = 0) -> Kernel:
+    def learned(most: int, seed: int = 0) -> KernelClassifier:
         monkeypatch.setattr(recognize, "MAX_SAMPLES", most)
         net = train_recognizer(frames, "identity", train, val, budget=budget, seed=seed).net
-        assert isinstance(net, Kernel)
+        assert isinstance(net, KernelClassifier)
         return net
 
     assert len(learned(6000).points) == 480

@@ -1,11 +1,10 @@
-"""Weights are found in the right place, checked, fetched only when asked, and never loaded when they are wrong."""
+"""Weights are found in the right folder, checked, downloaded only on request, and never used when they are wrong."""
 
 import hashlib
 
 import pytest
 
 from errors import refuses
-from veil.core import VeilError
 from veil.nn import weights
 
 
@@ -15,12 +14,12 @@ def own(tmp_path, monkeypatch):
     hub = tmp_path / "hub"
     hub.mkdir()
     (hub / "own.onnx").write_bytes(b"weights")
-    entry = weights.Weights(
+    entry = weights.WeightsFile(
         "own.onnx",
         hashlib.sha256(b"weights").hexdigest(),
         7,
         "MIT",
-        "finds people",
+        "detects people",
         url=(hub / "own.onnx").as_uri(),
     )
     monkeypatch.setattr(weights, "WEIGHTS", {"own": entry})
@@ -30,13 +29,14 @@ def own(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_absent_weights_name_the_remedy_and_nothing_is_fetched(own):
-    with pytest.raises(VeilError, match=r"veil fetch own.*VEIL_WEIGHTS"):
+def test_missing_weights_are_an_error_with_advice_and_not_fetched(own):
+    with refuses("weights-missing") as raised:
         weights.find("own")
+    assert "veil fetch own" in str(raised.value) and "VEIL_WEIGHTS" in str(raised.value)
     assert not (own / "cache").exists()
 
 
-def test_fetched_once_checked_and_kept(own):
+def test_weights_are_fetched_once(own):
     path = weights.fetch("own")
     assert path.read_bytes() == b"weights" and path == weights.find("own")
     (own / "hub" / "own.onnx").unlink()
@@ -51,11 +51,11 @@ def test_the_users_folder_comes_first(own):
 
 def test_a_wrong_file_is_refused_and_not_kept(own):
     (own / "hub" / "own.onnx").write_bytes(b"evil")
-    with pytest.raises(VeilError, match="SHA-256"):
+    with refuses("weights-checksum"):
         weights.fetch("own")
     assert list((own / "cache" / "veil" / "weights").iterdir()) == []
     (own / "folder" / "own.onnx").write_bytes(b"evil")
-    with pytest.raises(VeilError, match="SHA-256"):
+    with refuses("weights-checksum"):
         weights.find("own")
 
 
@@ -65,5 +65,5 @@ def test_a_hub_out_of_reach(own):
         weights.fetch("own")
 
 
-def test_the_face_detector_comes_with_veil():
+def test_the_face_detector_is_shipped():
     assert weights.find("centerface").name == "centerface.onnx"

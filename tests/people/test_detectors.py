@@ -125,7 +125,7 @@ def test_a_torchvision_detector_loads_published_files(tmp_path, monkeypatch):
     network = detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None)
     torch.save(network.state_dict(), tmp_path / entry.file)
     checksum = hashlib.sha256((tmp_path / entry.file).read_bytes()).hexdigest()
-    own = weights.Weights(entry.file, checksum, 0, entry.licence, entry.use)
+    own = weights.WeightsFile(entry.file, checksum, 0, entry.licence, entry.purpose)
     monkeypatch.setitem(weights.WEIGHTS, "fasterrcnn_mobilenet", own)
     monkeypatch.setenv(weights.FOLDER_VARIABLE, str(tmp_path))
     find = detector("person", "fasterrcnn_mobilenet")

@@ -114,14 +114,14 @@ def _weights() -> Iterator[Diagnosis]:
         label = f"weights {name}"
         try:
             path = weights.find(name)
-            yield Diagnosis(label, "good", f"{entry.use}; {entry.licence}; {path}")
+            yield Diagnosis(label, "good", f"{entry.purpose}; {entry.licence}; {path}")
         except VeilError as error:
             if weights.look_up(name):
                 yield Diagnosis(label, "bad", str(error))
             else:
                 state = "bad" if entry.shipped else "optional"
                 yield Diagnosis(
-                    label, state, f"{entry.use}; {entry.licence}; not here: {weights.remedy(name)}"
+                    label, state, f"{entry.purpose}; {entry.licence}; not here: {weights.remedy(name)}"
                 )
     for name, kind in dense.DESCRIPTORS.items():
         if kind.network:

@@ -39,7 +39,7 @@ from veil.metrics import (
     temporal_map,
     top1,
 )
-from veil.nn.kernel import Kernel
+from veil.nn.kernel import KernelClassifier
 from veil.training.fit import LRSchedule, Phase, Setup, Step, fit
 
 Probe = Literal["linear", "mlp", "knn", "kernel"]
@@ -247,7 +247,7 @@ def _kernel(
     a: Bank, right: Tensor, b: Bank, right_val: Tensor, c: Bank, classes: int, seed: int
 ) -> tuple[np.ndarray, float]:
     del seed
-    net = Kernel(classes).to(a.clips.device)
+    net = KernelClassifier(classes).to(a.clips.device)
     share = torch.linspace(0, 1, min(LOOKS, a.clips.shape[1]), device=a.clips.device)
     places = (share * (a.counts[:, None] - 1)).round().long()  # (V, E)
     samples = a.clips.gather(1, places[..., None].expand(-1, -1, a.dim))
@@ -486,10 +486,10 @@ def inverted(
 def seen_in(pictures: Sequence[Tensor], rights: Sequence[Tensor], banks: Sequence[Bank]) -> Found:
     """What a kernel learns from pictures of training, validation and test videos of who is in them."""
     classes = int(max(int(right.max()) for right in rights)) + 1
-    net = Kernel(classes).to(pictures[0].device)
+    net = KernelClassifier(classes).to(pictures[0].device)
     labels = F.one_hot(rights[0], classes)
     best, kept = -math.inf, np.zeros(0)
-    shrunk = net.shrunk(pictures[0])[:, None]
+    shrunk = net.pixels(pictures[0])[:, None]
     for _ in net.solutions(shrunk, labels):
         net.to(pictures[0].device)
         value = _scored(softmax(net(pictures[1]).double().cpu().numpy()), rights[1], banks[1]).value

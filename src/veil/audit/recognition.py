@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from veil.audit.videos import Videos
 from veil.metrics import Bootstrap, Score, class_mean_average_precision, softmax, top1
 from veil.nn import image, video
-from veil.nn.kernel import Kernel
+from veil.nn.kernel import KernelClassifier
 
 RecognizerInput = Literal["frames", "clips", "motion"]
 Floats = npt.NDArray[np.float64]
@@ -105,12 +105,12 @@ class TrainedRecognizer:
         mean, std, numbers = (tensors.pop(f"audit.{name}") for name in ("mean", "std", "numbers"))
         outputs = len(videos.classes(target))
         frames = videos.frames
-        net = Kernel(outputs) if recognizer.solved else build(recognizer, outputs, frames.shape[1:3], budget)
+        net = KernelClassifier(outputs) if recognizer.solved else build(recognizer, outputs, frames.shape[1:3], budget)
         trained = TrainedRecognizer(recognizer, net, target, mean, std, budget)
-        if isinstance(net, Kernel):
+        if isinstance(net, KernelClassifier):
             net.mean, net.scale = tensors["mean"], tensors["scale"]
             samples = kernel_samples(trained, net, frames.to(mean.device), seed)[1]
-            tensors = {**tensors, "points": net.standardised(samples.flatten(0, 1))}
+            tensors = {**tensors, "points": net.standardize(samples.flatten(0, 1))}
         net.load_state_dict(tensors)
         net.to(mean.device).eval()
         trained.loss, trained.constant, trained.val = numbers.tolist()
@@ -221,7 +221,7 @@ def build(
 
 
 def kernel_samples(
-    trained: TrainedRecognizer, net: Kernel, frames: Tensor, seed: int
+    trained: TrainedRecognizer, net: KernelClassifier, frames: Tensor, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Indices of videos ``(V,)``, and the views of each that a kernel is solved for ``(V, E, D)``; at most `MAX_SAMPLES`."""
     rng = torch.Generator().manual_seed(seed)
@@ -236,5 +236,5 @@ def kernel_samples(
         part = frames[
             some[:, None, None].to(frames.device), views[picked].to(frames.device)
         ]  # (B, E, T, H, W, 3)
-        out.append(net.shrunk(trained.prepare(part.flatten(0, 1))).unflatten(0, (len(some), each)))
+        out.append(net.pixels(trained.prepare(part.flatten(0, 1))).unflatten(0, (len(some), each)))
     return rows.to(frames.device), torch.cat(out)

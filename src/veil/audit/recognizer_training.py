@@ -25,7 +25,7 @@ from veil.audit.recognition import (
 )
 from veil.audit.videos import Videos
 from veil.core import VeilError
-from veil.nn.kernel import Kernel
+from veil.nn.kernel import KernelClassifier
 from veil.training.fit import LRSchedule, Setup, Step, fit, rank, world_size
 
 CHECKS = 12  # validations in a round
@@ -123,7 +123,7 @@ def _solve(
     Its loss is that of its closest fit to the training videos, as a network's is where training ended: the share of
     the labels' spread that is left, in units of a constant answer's loss.
     """
-    net = Kernel(outputs)
+    net = KernelClassifier(outputs)
     trained = _standardised(recognizer, target, net, frames, budget)
     trained.constant = _constant_loss(truth)
     right = truth if truth.ndim == 2 else F.one_hot(truth, outputs)

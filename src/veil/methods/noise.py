@@ -37,7 +37,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from veil.nn.flow import Estimator, Image, Motion, Motions, enlarge, grid, warp
+from veil.nn.flow import FlowEstimator, Image, Motion, MotionEstimator, enlarge, grid, warp
 
 Carry = Literal["recursive", "eq4", "released", "iid", "static"]
 Range = Literal["video", "full"]
@@ -58,14 +58,14 @@ class CarriedNoise:
         carry: Carry = "recursive",
         levels: Range = "video",
         seed: int | None = None,
-        estimator: Estimator | None = None,
+        estimator: FlowEstimator | None = None,
     ):
         for value, choice in ((carry, Carry), (levels, Range)):
             if value not in get_args(choice):
                 raise ValueError(f"one of {', '.join(get_args(choice))} is needed, got {value!r}")
         self.motion: Motion | None = None  # of the newest frame; None for the first
         self._carry = carry
-        self._motions = Motions(estimator)
+        self._motions = MotionEstimator(estimator)
         self._levels = Levels() if levels == "video" else None
         self._dice = _Dice(seed)
         self._grains: _Grains | None = None
@@ -159,15 +159,15 @@ class _Grains:
         if motion.cut:
             self._draw()
             return
-        (height, width), (h, w) = self._size, motion.lost.shape
+        (height, width), (h, w) = self._size, motion.occluded.shape
         cols, left, right = _cells(w, width)
         rows, top, bottom = _cells(h, height)
-        wanted = motion.back
+        wanted = motion.backward
         if self._offset is not None:
             x, y = grid(h, w)
             x, y = (
-                x + motion.back[..., 0] * np.float32(w / width),
-                y + motion.back[..., 1] * np.float32(h / height),
+                x + motion.backward[..., 0] * np.float32(w / width),
+                y + motion.backward[..., 1] * np.float32(h / height),
             )
             wanted = wanted - cv2.remap(
                 self._offset, x, y, cv2.INTER_NEAREST, borderMode=cv2.BORDER_REPLICATE
@@ -188,7 +188,7 @@ class _Grains:
         self._value = self._value.take(source)
         self._owner[source] = self._numbers
         new = self._owner.take(source) != self._numbers  # another pixel has that grain
-        new |= (motion.lost | ~inside).take(cols, 1).take(rows, 0).reshape(-1)
+        new |= (motion.occluded | ~inside).take(cols, 1).take(rows, 0).reshape(-1)
         at = np.flatnonzero(new)
         self._value.view(np.uint8).reshape(-1, 4)[at, :3] = self._dice.bytes(3 * at.size).reshape(-1, 3)
         self.fresh = at.size
@@ -207,7 +207,7 @@ def _cells(
 
 def _eq4(first: Image, motion: Motion) -> Image:
     """The first frame's noise at ``p + B(p)``; what lies outside is taken from the border."""
-    return warp(first, enlarge(motion.back, first.shape[:2]))
+    return warp(first, enlarge(motion.backward, first.shape[:2]))
 
 
 def _released(first: Image, motion: Motion) -> Image:

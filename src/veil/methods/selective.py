@@ -42,7 +42,7 @@ from pydantic.dataclasses import dataclass
 from veil.core import Anonymizer, FrameExplanation, Frames, Image, Region, Target, Veiled
 from veil.methods.filters import CHECKED
 from veil.methods.noise import CarriedNoise, Carry, Levels, Mode, blend
-from veil.nn.flow import By, Flow, Motion, enlarge, estimator, warp
+from veil.nn.flow import Flow, FlowName, Motion, enlarge, flow_estimator, warp
 from veil.people import descriptors as dense
 from veil.people import templates
 from veil.people.boxes import mask, to_pixels
@@ -148,7 +148,7 @@ class Selective(Anonymizer):
     opacity: Annotated[
         float, Field(ge=0, le=1, description="soft: at least this much noise, from the threshold on")
     ] = 0.0
-    flow: Annotated[By, Field(description="optical flow: DIS, or RAFT, which needs weights and a GPU")] = (
+    flow: Annotated[FlowName, Field(description="optical flow: DIS, or RAFT, which needs weights and a GPU")] = (
         "fast"
     )
     seed: Annotated[
@@ -227,7 +227,7 @@ class _Obfuscation:
 
     def __init__(self, given: Selective, saliency: SaliencyMaps, on_frame: OnFrame | None):
         self.given, self.saliency, self.on_frame = given, saliency, on_frame
-        self.noise = CarriedNoise(given.carry, "full", given.seed, estimator(given.flow))
+        self.noise = CarriedNoise(given.carry, "full", given.seed, flow_estimator(given.flow))
         self.levels = None if given.levels == "full" else Levels(given.contrast)
         self.waiting: list[_HeldFrame] = []  # of one scene, from the last key frame on
 
@@ -244,11 +244,11 @@ class _Obfuscation:
                 frame = _HeldFrame(image, noise, regions, None, np.zeros(_grid(*size), np.float32))
             else:
                 frame = _HeldFrame(
-                    image, noise, regions, motion, _warped(self.waiting[-1].forth, motion.back, image)
+                    image, noise, regions, motion, _warped(self.waiting[-1].forth, motion.backward, image)
                 )
             self.waiting.append(frame)
             due = len(self.waiting) > self.given.every
-            if frame.motion is None or due or frame.motion.lost.mean() > NEW_SHARE:
+            if frame.motion is None or due or frame.motion.occluded.mean() > NEW_SHARE:
                 self._make_maps(frame)
                 yield from self._release()
         yield from self._end()

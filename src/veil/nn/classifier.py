@@ -86,7 +86,7 @@ def make_classifier(
     if min(outputs, frames, size) < 1:
         raise VeilError(
             f"a network cannot have outputs={outputs}, frames={frames}, size={size}: use 1 or more.",
-            code="network-size",
+            code="network-shape",
         )
     net = nets[name].build(outputs, frames=frames, size=size)
     if weights is not None:

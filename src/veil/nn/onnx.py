@@ -1,4 +1,4 @@
-"""ONNX models on the CPU: how networks become files of that kind, and the one place that loads onnxruntime."""
+"""ONNX models on the CPU: writing networks as ONNX, and loading them with onnxruntime."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 def session(model: Path | bytes) -> onnxruntime.InferenceSession:
     """A model, from its file or its bytes, ready to run."""
-    # From 1.29 on, the published builds of onnxruntime report to their maker, also which model is loaded.
+    # Since 1.29 the published builds of onnxruntime report usage, including which model is loaded.
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     import onnxruntime
 
-    onnxruntime.disable_telemetry_events()  # where somebody loaded it before
+    onnxruntime.disable_telemetry_events()  # where it was imported before
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     # Waiting threads sleep: the encoder and the decoder need the cores in the meantime.
@@ -46,24 +46,23 @@ def session(model: Path | bytes) -> onnxruntime.InferenceSession:
 def write(
     path: Path,
     net: nn.Module,
-    answer: Callable[[Tensor], Tensor],
+    forward: Callable[[Tensor], Tensor],
     example: Tensor,
     *,
     output: str,
     axes: Mapping[int, str],
-    told: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     half: bool,
 ) -> None:
-    """Write what a network answers to images as ONNX.
+    """Write a function of a network on images as ONNX.
 
-    `example` is what it is traced with, `output` the answer's name, and `axes` the names of those that may be of any
-    length, of both. With `half`, weights are stored in 16 bits, half the file, and computed with in 32. What is told goes with
-    it, as JSON.
+    `example` is the input of the trace, `output` the name of the result, and `axes` the names of the axes of any length,
+    in both. With `half`, weights are stored in 16 bits and used in 32. Metadata is stored as JSON.
     """
     from onnx import TensorProto, helper, numpy_helper
 
-    free = {name: {axis: f"{name}_{what}" for axis, what in axes.items()} for name in ("images", output)}
-    model = traced(net, answer, {"images": example}, output, free)
+    free = {name: {axis: f"{name}_{label}" for axis, label in axes.items()} for name in ("images", output)}
+    model = traced(net, forward, {"images": example}, output, free)
     casts = []
     for weight in model.graph.initializer if half else ():
         values = numpy_helper.to_array(weight)
@@ -74,18 +73,18 @@ def write(
     nodes = [*casts, *model.graph.node]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
-    save(model, path, told, overwrite=True)
+    save(model, path, metadata, overwrite=True)
 
 
 def traced(
     net: nn.Module,
-    answer: Callable[..., Tensor],
+    forward: Callable[..., Tensor],
     examples: Mapping[str, Tensor],
     output: str,
     free: Mapping[str, Mapping[int, str]],
     opset: int = 17,
 ) -> onnx.ModelProto:
-    """What a network answers to inputs by their names, as an ONNX model; `free` names the axes of any length."""
+    """A function of a network on named inputs, as an ONNX model; `free` names the axes of any length."""
     import onnx
     import torch
 
@@ -95,14 +94,14 @@ def traced(
             self.net = net
 
         def forward(self, *inputs: Tensor) -> Tensor:
-            return answer(*inputs)
+            return forward(*inputs)
 
-    buffer: Any = io.BytesIO()  # takes one, though it is not declared so
+    buffer: Any = io.BytesIO()  # accepted, though not declared
     training = net.training
     net.eval()
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            # That this exporter is the older one, and of sizes that it traces.
+            # Of the older exporter, and of traced sizes.
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 Traced().eval(),
@@ -119,12 +118,12 @@ def traced(
     return onnx.load_from_string(buffer.getvalue())
 
 
-def save(model: onnx.ModelProto, path: Path, told: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Write a model with what is told of it, as JSON: all of it, or nothing."""
+def save(model: onnx.ModelProto, path: Path, metadata: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Write a model with metadata as JSON, completely or not at all."""
     import onnx
     from onnx import helper
 
-    helper.set_model_props(model, {key: json.dumps(value) for key, value in told.items()})
+    helper.set_model_props(model, {key: json.dumps(value) for key, value in metadata.items()})
     onnx.checker.check_model(model, full_check=True)
     with Draft(path, overwrite=overwrite) as draft:
         draft.path.write_bytes(model.SerializeToString())

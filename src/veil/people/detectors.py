@@ -170,8 +170,8 @@ def detector(kind: Kind, name: str | None = None) -> Detector:
                 f"the detector file '{name}' does not exist: give the path of a YOLOX model in ONNX form."
             )
         return YOLOX(Path(name))
-    use = {"face": "finds faces", "person": "finds people"}[kind]
-    fitting = [known for known, entry in weights.WEIGHTS.items() if entry.use == use]
+    purpose = {"face": "detects faces", "person": "detects people"}[kind]
+    fitting = [known for known, entry in weights.WEIGHTS.items() if entry.purpose == purpose]
     if name not in fitting:
         raise VeilError(
             f"there is no detector '{name}' for region '{kind}': choose one of {', '.join(fitting)}."

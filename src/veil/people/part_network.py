@@ -151,6 +151,6 @@ def export(net: PartNet, path: Path, metadata: Mapping[str, Any] | None = None) 
         example,
         output="logits",
         axes=axes,
-        told={"parts": PARTS, **(metadata or {})},
+        metadata={"parts": PARTS, **(metadata or {})},
         half=True,
     )

@@ -44,7 +44,7 @@ class ExportableAnonymizer:
         image = getattr(self.net, "net", None)
         if self._frame_by_frame and isinstance(image, ImageToImage):
             flat = frames.flatten(0, 1).permute(0, 3, 1, 2).float() / 255  # (N·T, 3, h, w)
-            anonymized = image.draw(flat).permute(0, 2, 3, 1)
+            anonymized = image.forward_aligned(flat).permute(0, 2, 3, 1)
         elif self._frame_by_frame:  # all frames as one clip, so that any number of clips works
             anonymized = self.net(frames.flatten(0, 1).permute(3, 0, 1, 2)[None].float() / 255)[0].permute(
                 1, 2, 3, 0

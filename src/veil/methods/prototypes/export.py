@@ -27,4 +27,4 @@ def to_onnx(net: PrototypeNet, path: Path, data: DataConfig) -> None:
     }
     axes = {0: "batch", 1: "time"}
     example = torch.rand(2, 3 * CONTEXT, side, side)
-    onnx.write(path, net, net.cells, example, output="cells", axes=axes, told=metadata, half=True)
+    onnx.write(path, net, net.cells, example, output="cells", axes=axes, metadata=metadata, half=True)
