@@ -1,4 +1,4 @@
-"""What an anonymizer is, and the two forms in which video is held.
+"""What an anonymizer is, of frames or of features, and the two forms in which video is held.
 
 *frames*   ``(T, H, W, 3)`` uint8 numpy array, RGB: what is decoded, hidden and encoded.
 *clip*     ``(B, 3, T, H, W)`` float torch tensor in [0, 1]: what networks see.
@@ -198,6 +198,41 @@ class Anonymizer(ABC):
         if dataclasses.is_dataclass(self):
             return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         raise TypeError(f"{type(self).__name__} is not a dataclass and must define params()")
+
+
+class FeatureAnonymizer(ABC):
+    """Features in, safer features out: what an `Anonymizer` is for pixels.
+
+    Laws, tested for every registered one: the shape is kept; the input is not touched; ``type(a)(**a.params())`` with the
+    same weights does the same as ``a``; what happens to one video never depends on another.
+    """
+
+    @abstractmethod
+    def __call__(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Anonymize tokens ``(B, N, D)`` of B videos with N clips; ``mask (B, N)``, bool, marks the clips [all]."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it: the method's name."""
+        return type(self).__name__.lower()
+
+    @abstractmethod
+    def params(self) -> dict[str, Any]:
+        """The constructor's arguments, from which the same anonymizer can be built again; weights are loaded into it."""
+
+
+class VideoEncoder(Protocol):
+    """A frozen network that turns clips into features."""
+
+    name: str
+    dim: int  # numbers in a feature
+    length: int  # frames in a clip
+    size: int  # height and width of a clip
+    fingerprint: str  # of the weights
+
+    def pooled(self, clip: Tensor, /) -> Tensor:
+        """One vector for each clip: ``(B, 3, T, H, W)`` in [0, 1] to ``(B, D)``."""
+        ...
 
 
 def to_clip(frames: Frames) -> Tensor:

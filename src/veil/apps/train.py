@@ -19,8 +19,7 @@ from torch import distributed
 from veil.apps.recognize import RecognizeRecipe
 from veil.core import VeilError
 from veil.data.listing import NoFolder
-from veil.features.encoder_training import EncoderRecipe
-from veil.features.splavu import SPLAVU
+from veil.features.registry import RECIPES as FEATURE_RECIPES
 from veil.methods.recipes import RECIPES as PIXEL_RECIPES
 from veil.training import config
 from veil.training.fit import (
@@ -42,8 +41,7 @@ Progress = Callable[[int, int, dict[str, float]], None]  # step, steps in all, w
 
 RECIPES: dict[str, type[Recipe]] = {
     **PIXEL_RECIPES,
-    "splavu": SPLAVU,
-    "encoder": EncoderRecipe,
+    **FEATURE_RECIPES,
     "recognize": RecognizeRecipe,
 }
 

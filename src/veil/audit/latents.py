@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from veil.core import VeilError
 from veil.features.bank import Bank
 from veil.features.heads.anomaly import MGFN, binned, frame_scores, frame_truth
-from veil.features.heads.detection import TriDet, on_grid, tables
+from veil.features.heads.detection import TriDet, tables
+from veil.features.heads.grid import on_grid
 from veil.metrics import (
     Bootstrap,
     Score,

@@ -129,7 +129,7 @@ def anonymize_features(
     device
         cpu, cuda, cuda:1, …
     """
-    from veil.apps.features import anonymize_store
+    from veil.features.anonymize import anonymize_store
 
     with progress_bar("anonymizing", "videos") as progress:
         result = anonymize_store(
@@ -187,7 +187,7 @@ def search_features(
     """
     from rich.text import Text
 
-    from veil.apps.features import search_store
+    from veil.features.search import search_store
 
     hits = search_store(
         store,
@@ -265,7 +265,7 @@ def describe_features(store: str, /, *, json: Flag = False) -> int:
     json
         Answer in JSON.
     """
-    from veil.apps.features import describe_store
+    from veil.features.describe import describe_store
 
     described = describe_store(store)
     if json:

@@ -1,4 +1,4 @@
-"""Taking a concept out of features in closed form: what is projected away, no attacker brings back.
+"""Erasing a concept from features in closed form: no attacker can recover what is projected away.
 
 **LEACE** (Belrose et al. 2023, arXiv 2306.03819). Of all affine maps after which no linear predictor of the concept z does better than a
 constant, this one moves the features x the least (in every norm that belongs to an inner product)::
@@ -8,12 +8,12 @@ constant, this one moves the features x the least (in every norm that belongs to
     r(x) = x − W⁻¹ P W (x − mean x)
 
 z may be classes (one column each) or numbers. Of numbers, P has as many directions as z has, and little would be left; of
-them, only the `rank` that x tells most of are taken: the leading left singular vectors of W Σ_xz (Σ_zz)^(−1/2), as in canonical
-correlation. What a linear predictor cannot find, a curved one may.
+them, only the `rank` that are most correlated with x are taken: the leading left singular vectors of W Σ_xz (Σ_zz)^(−1/2), as in
+canonical correlation. What a linear predictor cannot find, a nonlinear one may.
 
-**What moves** (ours). Features of a moving clip x hold what one frame shows, too: the features s of static clips of the same video, which
-know nothing of motion. With both whitened as above, keep the few directions v in which moving clips differ most from their static
-ones, measured against how much static ones differ from video to video, and nothing else::
+**Motion subspace** (ours). Features of a moving clip x also hold what one frame shows: the features s of static clips of the same
+video, which contain no motion. With both whitened as above, keep the few directions v in which moving clips differ most from their
+static ones, relative to how much static ones differ from video to video, and nothing else::
 
     M = covariance of W (x − s)          S = covariance of W s
     keep the v with the largest  vᵀ M v / vᵀ (S + ε) v;   Q: an orthonormal basis of them
@@ -21,14 +21,15 @@ ones, measured against how much static ones differ from video to video, and noth
 
 No label is used, neither of what is private nor of what is useful.
 
-**What tells** (ours). Where it is known what features are for, keep what tells the labels z of the tasks, and nothing else. Of each task, with
-classes in z one column each, Σ_B is how the classes differ and Σ_W how those of a class do (Fisher 1936); the tasks count alike::
+**Discriminant subspace** (ours; Fisher's linear discriminant analysis, LDA). Where the tasks are known, keep the directions that
+separate their labels z, and nothing else. For each task, with one column of z for each class, Σ_B is the covariance between classes
+and Σ_W that within a class (Fisher 1936); all tasks have the same weight::
 
     Σ_B = mean of Σ_xz (Σ_zz)⁻¹ Σ_zx          Σ_W = mean of (Σ_xx − Σ_xz (Σ_zz)⁻¹ Σ_zx)          over the tasks
     V = (Σ_W + ε)^(−1/2);   Q: the eigenvectors of V Σ_B V with the largest values
     r(x) = mean x + V⁻¹ Q Qᵀ V (x − mean x)
 
-There are fewer such directions than classes: what is left of a clip are some twenty numbers. No label of what is private is used.
+There are fewer such directions than classes: about twenty numbers are left of a clip. No label of what is private is used.
 """
 
 from __future__ import annotations
@@ -38,30 +39,28 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-LEAST = 1e-6  # of the largest variance: what varies less does not vary
-STEADY = (
-    1e-3  # ε, of features with deviation 1: what varies less from video to video counts as if it did so much
-)
+MIN_VARIANCE = 1e-6  # of the largest variance: smaller ones count as none
+RIDGE = 1e-3  # ε, of features with deviation 1: smaller variances from video to video are raised to it
 
 
-class Affine(nn.Module):
-    """x ↦ x − (x − mean) · taken: ``(…, D)`` to ``(…, D)``; as it is made, it changes nothing."""
+class AffineErasure(nn.Module):
+    """x ↦ x − (x − mean) · erased: ``(…, D)`` to ``(…, D)``; initially the identity."""
 
     mean: Tensor  # (D,)
-    taken: Tensor  # (D, D)
+    erased: Tensor  # (D, D)
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(dim))
-        self.register_buffer("taken", torch.zeros(dim, dim))
+        self.register_buffer("erased", torch.zeros(dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features without what is taken from them."""
-        return x - (x - self.mean) @ self.taken
+        """The features without what is erased."""
+        return x - (x - self.mean) @ self.erased
 
 
-def leace(x: Tensor, z: Tensor, rank: int | None = None) -> Affine:
-    """The map that takes the concept z ``(N, C)`` from features x ``(N, D)``; of it, the first ``rank`` directions."""
+def leace(x: Tensor, z: Tensor, rank: int | None = None) -> AffineErasure:
+    """The map that erases the concept z ``(N, C)`` from features x ``(N, D)``; of it, the first ``rank`` directions."""
     if len(x) != len(z) or x.ndim != 2 or z.ndim != 2:
         raise ValueError(
             f"features are (N, D) and the concept (N, C), got {tuple(x.shape)} and {tuple(z.shape)}"
@@ -73,13 +72,13 @@ def leace(x: Tensor, z: Tensor, rank: int | None = None) -> Affine:
     _, of_concept = _roots(concept.T @ concept / len(concept))
     across = whiten @ (exact.T @ concept / len(exact)) @ of_concept
     left, strength, _ = torch.linalg.svd(across, full_matrices=False)
-    there = int((strength > LEAST).sum())
+    there = int((strength > MIN_VARIANCE).sum())
     left = left[:, : there if rank is None else min(rank, there)]
     return _without(x, mean, root @ left @ left.T @ whiten)
 
 
-def moving(x: Tensor, stills: Tensor, keep: int) -> Affine:
-    """The map that keeps what moves: of clips x ``(N, D)`` and static clips of their videos ``(N, D)``, so many directions."""
+def motion_subspace(x: Tensor, stills: Tensor, keep: int) -> AffineErasure:
+    """The map onto ``keep`` directions of motion, from clips x ``(N, D)`` and static clips of their videos ``(N, D)``."""
     if x.shape != stills.shape or x.ndim != 2:
         raise ValueError(
             f"clips and static clips are (N, D) and (N, D), got {tuple(x.shape)} and {tuple(stills.shape)}"
@@ -92,16 +91,16 @@ def moving(x: Tensor, stills: Tensor, keep: int) -> Affine:
     clips, still = exact @ whiten, (stills.double() - stills.double().mean(0)) @ whiten
     motion = clips - still
     one = torch.eye(len(root), dtype=root.dtype, device=root.device)
-    _, against = _roots(still.T @ still / len(still) + STEADY * one)
+    _, against = _roots(still.T @ still / len(still) + RIDGE * one)
     _, vectors = torch.linalg.eigh(against @ (motion.T @ motion / len(motion)) @ against)
     basis, _ = torch.linalg.qr(against @ vectors[:, -keep:])
     return _without(x, mean, root @ (one - basis @ basis.T) @ whiten)
 
 
-def telling(tasks: Sequence[tuple[Tensor, Tensor]], keep: int | None = None) -> Affine:
-    """The map that keeps what tells the labels z ``(N, C)`` of features x ``(N, D)``, of one task or several.
+def discriminant_subspace(tasks: Sequence[tuple[Tensor, Tensor]], keep: int | None = None) -> AffineErasure:
+    """The map onto the directions that separate the labels z ``(N, C)`` of features x ``(N, D)``, of one task or several.
 
-    ``keep``: so many directions; none: all in which classes differ.
+    ``keep``: how many directions; None: all in which classes differ.
     """
     if not tasks or any(x.ndim != 2 or z.ndim != 2 or len(x) != len(z) for x, z in tasks):
         shapes = ", ".join(f"{tuple(x.shape)} and {tuple(z.shape)}" for x, z in tasks)
@@ -114,27 +113,27 @@ def telling(tasks: Sequence[tuple[Tensor, Tensor]], keep: int | None = None) -> 
         between.append(across @ across.T)
         within.append(exact.T @ exact / len(exact) - between[-1])
     one = torch.eye(len(between[0]), dtype=torch.double, device=between[0].device)
-    root, whiten = _roots(torch.stack(within).mean(0) + STEADY * one)
+    root, whiten = _roots(torch.stack(within).mean(0) + RIDGE * one)
     values, vectors = torch.linalg.eigh(whiten @ torch.stack(between).mean(0) @ whiten)
-    there = int((values > LEAST * values[-1].clamp_min(LEAST)).sum())
+    there = int((values > MIN_VARIANCE * values[-1].clamp_min(MIN_VARIANCE)).sum())
     if not there:
-        raise ValueError("no label tells these features apart: there is nothing to keep")
+        raise ValueError("no label separates these features: there is nothing to keep")
     basis = vectors[:, -(there if keep is None else min(keep, there)) :]
     mean = tasks[0][0].double().mean(0)
     return _without(tasks[0][0], mean, root @ (one - basis @ basis.T) @ whiten)
 
 
-def _without(x: Tensor, mean: Tensor, taken: Tensor) -> Affine:
-    made = Affine(x.shape[1]).to(x.device)
-    made.mean = mean.to(x.dtype)
-    made.taken = taken.T.contiguous().to(x.dtype)  # rows are features, so the map acts from the right
-    return made
+def _without(x: Tensor, mean: Tensor, taken: Tensor) -> AffineErasure:
+    erasure = AffineErasure(x.shape[1]).to(x.device)
+    erasure.mean = mean.to(x.dtype)
+    erasure.erased = taken.T.contiguous().to(x.dtype)  # rows are features, so the map acts from the right
+    return erasure
 
 
 def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
     """The square root of a covariance, and its inverse on what varies."""
     values, vectors = torch.linalg.eigh(covariance)
-    values = torch.where(values > LEAST * values.max().clamp_min(1e-30), values, 0)
+    values = torch.where(values > MIN_VARIANCE * values.max().clamp_min(1e-30), values, 0)
     root = values.sqrt()
     inverse = torch.where(root > 0, 1 / root.clamp_min(1e-30), 0)
     return (vectors * root) @ vectors.T, (vectors * inverse) @ vectors.T

@@ -159,7 +159,7 @@ def opened(
         what, instead = (
             ("an adapter, which changes features and no frames", "name the model of an anonymizer")
             if kind == "frames"
-            else ("an anonymizer of frames, which changes no features", "name the model of a splavu run")
+            else ("an anonymizer of frames, which changes no features", "name the model of an adapter's run")
         )
         raise VeilError(f"{path} is {what}: {instead}.")
     names = [given.name for given in model.get_inputs()]

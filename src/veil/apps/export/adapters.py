@@ -15,8 +15,9 @@ from veil.core import VeilError
 from veil.data import Dataset, Sample, read
 from veil.data.frames import read_frames
 from veil.features import encoders
-from veil.features.adapter import ITSELF, Adapter
-from veil.features.bank import extract
+from veil.features.adapter import Adapter, NetworkAdapter
+from veil.features.extract import extract
+from veil.features.subspace import SAME_CLIP, SubspaceAdapter
 
 
 class ExportableAdapter:
@@ -25,29 +26,34 @@ class ExportableAdapter:
     kind, output, unit, tolerance = "features", "anonymized", "deviations", 0.02
 
     def __init__(self, adapter: Adapter) -> None:
-        self.name, self.adapter = "splavu", adapter
+        self.name, self.adapter = adapter.name, adapter
         self.net: nn.Module = adapter
-        self._masked = adapter.context != "clip" and not isinstance(adapter.layers, nn.Sequential)
+        self._masked = (
+            isinstance(adapter, NetworkAdapter)
+            and adapter.context != "clip"
+            and not isinstance(adapter.layers, nn.Sequential)
+        )
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """See `Exportable`."""
         adapter = self.adapter
         features, mask = inputs[0], inputs[1] if self._masked else None
-        x = adapter.standard((features - adapter.mean) / adapter.scale, mask)
-        if len(adapter.others):
-            x = self._nearest_mean(x)
+        x = adapter.eraser(adapter.standardized(features))
+        if isinstance(adapter, SubspaceAdapter) and len(adapter.references):
+            x = self._k_same(adapter, x)
+        else:
+            x = adapter.transform(x, mask)
         return x * adapter.scale + adapter.mean
 
-    def _nearest_mean(self, x: Tensor) -> Tensor:
+    def _k_same(self, adapter: SubspaceAdapter, x: Tensor) -> Tensor:
         """As the adapter's own, by products instead of `cdist`, which as ONNX would hold every difference at once."""
-        adapter = self.adapter
-        there = x.flatten(0, 1) @ adapter.whiten  # (B·N, R)
-        places = adapter.places
+        there = x.flatten(0, 1) @ adapter.whitening  # (B·N, R)
+        places = adapter.whitened
         apart = there.square().sum(1, keepdim=True) - 2 * there @ places.T + places.square().sum(1)
-        least = ITSELF**2 * adapter.whiten.shape[1]
+        least = SAME_CLIP**2 * adapter.whitening.shape[1]
         apart = torch.where(apart < least, torch.full_like(apart, torch.finfo(torch.float32).max), apart)
         near = apart.topk(adapter.neighbours, 1, largest=False).indices
-        return adapter.others[near].mean(1).reshape(x.shape)
+        return adapter.references[near].mean(1).reshape(x.shape)
 
     def reference(self, inputs: Inputs) -> np.ndarray:
         """See `Exportable`."""

@@ -23,7 +23,7 @@ from veil.apps.export.anonymizers import ExportableAnonymizer, builtin_prototype
 from veil.apps.export.exportable import Exportable, Inputs
 from veil.apps.export.quantize import quantize
 from veil.core import VeilError, __version__
-from veil.features import splavu
+from veil.features import registry
 from veil.methods import builtin, learned, make
 from veil.nn import onnx
 
@@ -184,8 +184,8 @@ def find_exportable(method: str) -> Exportable:
     """What a method's name or the folder of a run means."""
     folder = Path(method)
     if folder.is_dir():
-        if _kind(folder) == "splavu":
-            return ExportableAdapter(splavu.load(folder))
+        if _kind(folder) in registry.ADAPTER_RECIPES:
+            return ExportableAdapter(registry.load(folder))
         run = learned.load(folder)
         return ExportableAnonymizer(_kind(folder), run.made[0], run.context)
     anonymizer = make(method)

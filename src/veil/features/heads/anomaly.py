@@ -47,7 +47,7 @@ REACH = 5  # pieces that focus sees
 
 
 @dataclass(frozen=True)
-class Weights:
+class LossWeights:
     """Of the terms beside the bag's, as the docstring of this file names them."""
 
     smooth: float  # λ_1
@@ -56,14 +56,14 @@ class Weights:
     apart: float  # λ_s
 
 
-Choice = Literal["paper", "released"]
-WEIGHTS: dict[Choice, Weights] = {
-    "paper": Weights(smooth=1.0, sparse=1.0, magnitude=1e-3, apart=1.0),
-    "released": Weights(smooth=8e-4, sparse=8e-3, magnitude=1e-3, apart=1e-3),
+WeightsName = Literal["paper", "released"]
+LOSS_WEIGHTS: dict[WeightsName, LossWeights] = {
+    "paper": LossWeights(smooth=1.0, sparse=1.0, magnitude=1e-3, apart=1.0),
+    "released": LossWeights(smooth=8e-4, sparse=8e-3, magnitude=1e-3, apart=1e-3),
 }
 
 
-class Judged(NamedTuple):
+class AnomalyScores(NamedTuple):
     """What is known of each piece of B videos, seen in C crops."""
 
     scores: Tensor  # (B, T) in [0, 1], the mean over the crops; 0 in the filling
@@ -113,7 +113,7 @@ class _Focus(nn.Module):
         return self.out(near.flatten(1, 2))
 
 
-class _Layer(nn.Module):
+class _MGFNLayer(nn.Module):
     def __init__(self, width: int, kind: Literal["glance", "focus"]) -> None:
         super().__init__()
         self.conv = Conv(width, width, 3)
@@ -147,16 +147,19 @@ class MGFN(nn.Module):
         depths: tuple[int, int, int] = (3, 3, 2),
         top: int = 3,
         dropout: float = 0.7,
-        weights: Choice = "released",
+        weights: WeightsName = "released",
     ) -> None:
         super().__init__()
-        if weights not in WEIGHTS:
-            raise VeilError(f"MGFN has no weights {weights!r}; choose from {', '.join(WEIGHTS)}")
-        self.top, self.dropout, self.weights = top, dropout, WEIGHTS[weights]
+        if weights not in LOSS_WEIGHTS:
+            raise VeilError(
+                f"MGFN has no weights {weights!r}: choose from {', '.join(LOSS_WEIGHTS)}.",
+                code="mgfn-weights",
+            )
+        self.top, self.dropout, self.weights = top, dropout, LOSS_WEIGHTS[weights]
         first, second, last = widths
         self.tokens, self.magnitude = Conv(dim, first, 3), Conv(1, first, 3)
         glance, focus, deep = (
-            nn.ModuleList(_Layer(width, kind) for _ in range(depth))
+            nn.ModuleList(_MGFNLayer(width, kind) for _ in range(depth))
             for width, depth, kind in zip(widths, depths, ("glance", "focus", "focus"), strict=True)
         )
         self.stages = nn.ModuleList((glance, focus, deep))
@@ -165,7 +168,7 @@ class MGFN(nn.Module):
         )
         self.norm, self.linear = nn.LayerNorm(last), nn.Linear(last, 1)
 
-    def forward(self, features: Tensor, mask: Tensor | None = None) -> Judged:
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> AnomalyScores:
         """mask `(B, T)` bool tells which places are clips. At test, clips as they are; to learn, of `binned` videos."""
         crops = features[:, None] if features.ndim == 3 else features  # (B, C, T, D)
         if crops.ndim != 4:
@@ -181,11 +184,11 @@ class MGFN(nn.Module):
                 x = layer(x, each)
         found = emptied(x, each).transpose(1, 2).unflatten(0, crops.shape[:2])  # (B, C, T, F)
         scores = self.linear(self.norm(found)).float().sigmoid()[..., 0].mean(1)  # (B, T)
-        return Judged(emptied(scores, mask), found, mask)
+        return AnomalyScores(emptied(scores, mask), found, mask)
 
-    def bag(self, judged: Judged) -> Bag:
+    def bag(self, scored: AnomalyScores) -> Bag:
         """The pieces of each video that are larger than the others, and what they say; by chance while it learns."""
-        scores, features, mask = judged
+        scores, features, mask = scored
         if mask.shape[1] < self.top:
             raise ValueError(f"a video of {mask.shape[1]} pieces has no {self.top} largest; see `binned`")
         size = torch.linalg.vector_norm(features.detach().float(), dim=3).mean(1)  # (B, T)
@@ -197,14 +200,14 @@ class MGFN(nn.Module):
         magnitude = features.gather(2, index).float().abs().sum(3) * there[:, None]  # (B, C, k)
         return Bag(places, score, magnitude)
 
-    def loss(self, judged: Judged, abnormal: Tensor) -> dict[str, Tensor]:
+    def loss(self, scored: AnomalyScores, abnormal: Tensor) -> dict[str, Tensor]:
         """The weighted terms "bag", "magnitude", "smooth" and "sparse"; abnormal `(B,)` bool: something happens in it."""
-        scores, _, mask = judged
+        scores, _, mask = scored
         if abnormal.shape != scores.shape[:1] or abnormal.dtype != torch.bool:
             raise ValueError(f"abnormal is (B,) bool, got {tuple(abnormal.shape)} of {abnormal.dtype}")
         weights = self.weights
         with torch.autocast(scores.device.type, enabled=False):
-            bag = self.bag(judged)
+            bag = self.bag(scored)
             bad, good = bag.magnitude[abnormal], bag.magnitude[~abnormal]
             size = weights.apart * contrast(bad, good, apart=True)
             size = size + contrast(*_halves(bad)) + contrast(*_halves(good))
@@ -281,7 +284,10 @@ def frame_scores(
     """
     s, first = np.asarray(scores, dtype=np.float64), np.asarray(starts, dtype=np.float64)
     if s.ndim != 1 or s.shape != first.shape or not len(s):
-        raise VeilError(f"there is one score for each clip of a video, got {s.shape} and {first.shape}")
+        raise VeilError(
+            f"there is one score for each clip of a video, got {s.shape} and {first.shape}.",
+            code="scores-shape",
+        )
     middle = (np.arange(frames) + 0.5) / fps  # of a frame's time: no clip begins or ends there
     sums, counts = np.zeros(frames), np.zeros(frames)
     begin = np.searchsorted(middle, first)

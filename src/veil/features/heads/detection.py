@@ -33,17 +33,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from veil.core import VeilError
 from veil.data.sample import Sample, Segment
+from veil.features.heads.grid import FAR, Floats, Span, to_seconds
 from veil.features.heads.sequence import ChannelNorm, Conv, GroupNorm, checked, clip_mean, emptied, halved
 
 RADIUS = 1.5  # strides around an action's middle in which places learn of it
-FAR = 1e4  # what the last level is for, in places of the grid
 ALIKE = 1e-3  # actions that differ less in length are equally long
 ALPHA, GAMMA = 0.25, 2.0  # of the focal loss
 POWER = 0.2  # of the overlap, in the weight of a place that learns of an action
@@ -51,11 +49,8 @@ PRIOR = 0.01  # probability of every action at first
 GROUPS = 16  # of the group norm
 START_SCALE = 1e-4  # of what a block adds, at first
 
-Span = tuple[float, float, int]  # start, end and label of an action, on the grid
-Floats = npt.NDArray[np.float64]
 
-
-class Detection(NamedTuple):
+class DetectedAction(NamedTuple):
     """An action that was found."""
 
     start: float  # seconds
@@ -64,7 +59,7 @@ class Detection(NamedTuple):
     score: float
 
 
-class Level(NamedTuple):
+class PyramidLevel(NamedTuple):
     """What the places of one level say, T of them."""
 
     stride: int  # of the grid
@@ -88,14 +83,14 @@ class Level(NamedTuple):
         return torch.stack([to_start @ steps, to_end @ steps], dim=1)
 
 
-class Targets(NamedTuple):
+class LevelTargets(NamedTuple):
     """What the places of one level are to say."""
 
     labels: Tensor  # (B, T, K) of 0 and 1
     offsets: Tensor  # (B, T, 2) to start and end, in strides; 0 where there is nothing to learn
 
 
-class _Drop(nn.Module):
+class _DropPath(nn.Module):
     """What a block adds: scaled in each channel, and left out of a share of the videos while it learns."""
 
     def __init__(self, width: int, share: float) -> None:
@@ -131,7 +126,7 @@ class SGP(nn.Module):
         self.gate = Conv(width, width, window, width)
         self.mlp = nn.Sequential(nn.Conv1d(width, hidden, 1), nn.GELU(), nn.Conv1d(hidden, width, 1))
         # As released: only in the blocks that halve.
-        self.drops = nn.ModuleList(_Drop(width, drop) if halve else nn.Identity() for _ in range(2))
+        self.drops = nn.ModuleList(_DropPath(width, drop) if halve else nn.Identity() for _ in range(2))
         _no_bias(self)
         for conv in (self.instant, self.around, self.near, self.far, self.gate):
             nn.init.normal_(conv.weight, 0, spread) if spread else nn.init.zeros_(conv.weight)
@@ -148,7 +143,7 @@ class SGP(nn.Module):
         return emptied(y + self.drops[1](self.mlp(self.group_norm(y, mask))), mask), mask
 
 
-class _Head(nn.Module):
+class _TridentHead(nn.Module):
     """Two convolutions and a last one, the same for all levels."""
 
     def __init__(self, width: int, outputs: int, bias: float = 0.0) -> None:
@@ -207,15 +202,15 @@ class TriDet(nn.Module):
             SGP(width, hidden, window, k, drop, True, spread) for _ in range(levels - 1)
         )
         self.neck = nn.ModuleList(ChannelNorm(width) for _ in range(levels))
-        self.what = _Head(width, classes, -math.log((1 - PRIOR) / PRIOR))
+        self.what = _TridentHead(width, classes, -math.log((1 - PRIOR) / PRIOR))
         # Released: starts and ends begin at the bias of the actions. Here: at 0, because bins beyond a video's ends are
         # 0, and a video would seem to begin and end outside of itself.
-        self.start, self.end = _Head(width, classes), _Head(width, classes)
-        self.centre = _Head(width, 2 * (bins + 1))
+        self.start, self.end = _TridentHead(width, classes), _TridentHead(width, classes)
+        self.centre = _TridentHead(width, 2 * (bins + 1))
         self.scale = nn.Parameter(torch.ones(levels))
         self.register_buffer("positives", torch.tensor(positives))
 
-    def forward(self, features: Tensor, mask: Tensor | None = None) -> tuple[Level, ...]:
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> tuple[PyramidLevel, ...]:
         """The levels, finest first; mask `(B, T)` bool tells which places are clips."""
         there = checked(features, mask)[:, None]  # (B, 1, T)
         if self.training and self.noise:
@@ -232,9 +227,9 @@ class TriDet(nn.Module):
             levels.append(self._level(i, emptied(norm(x), there), there))
         return tuple(levels)
 
-    def _level(self, i: int, x: Tensor, mask: Tensor) -> Level:
+    def _level(self, i: int, x: Tensor, mask: Tensor) -> PyramidLevel:
         centre = F.relu(self.scale[i] * self.centre(x, mask)).transpose(1, 2)
-        return Level(
+        return PyramidLevel(
             stride=2**i,
             mask=mask[:, 0],
             logits=self.what(x, mask).transpose(1, 2),
@@ -243,7 +238,7 @@ class TriDet(nn.Module):
             centre=centre.unflatten(2, (2, self.bins + 1)),
         )
 
-    def loss(self, levels: Sequence[Level], segments: Sequence[Sequence[Span]]) -> dict[str, Tensor]:
+    def loss(self, levels: Sequence[PyramidLevel], segments: Sequence[Sequence[Span]]) -> dict[str, Tensor]:
         """The terms "class" and "extent" of a batch, given each video's actions on the grid (`on_grid`)."""
         videos = len(levels[0].mask)
         if len(segments) != videos:
@@ -267,13 +262,13 @@ class TriDet(nn.Module):
         return {"class": what / self.positives, "extent": extent / self.positives}
 
     def _level_loss(
-        self, level: Level, reach: tuple[float, float], spans: Tensor
+        self, level: PyramidLevel, reach: tuple[float, float], spans: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The sums of both terms over a level's places, and how many of them learn of an action."""
-        told = targets(level.mask.shape[1], level.stride, reach, spans, self.classes)
-        labels = told.labels * level.mask[..., None]  # (B, T, K)
+        level_targets = targets(level.mask.shape[1], level.stride, reach, spans, self.classes)
+        labels = level_targets.labels * level.mask[..., None]  # (B, T, K)
         video, place, label = labels.nonzero(as_tuple=True)
-        wanted = told.offsets[video, place]  # (M, 2)
+        wanted = level_targets.offsets[video, place]  # (M, 2)
         overlap, apart = agreement(level.offsets(video, place, label), wanted)
         weight = level.mask[..., None].float().expand_as(labels).clone()
         # Released: the gradient goes through this weight as well. Here: not, because a place whose extent got worse
@@ -295,7 +290,7 @@ class TriDet(nn.Module):
         most: int = 2000,
         shortest: float = 0.05,
         sigma: float = 0.5,
-    ) -> list[list[Detection]]:
+    ) -> list[list[DetectedAction]]:
         """The actions in each of B videos, the surest first.
 
         starts `(B, T)`: the second at which each clip begins; length: how many seconds a clip covers; seconds `(B,)`: how
@@ -305,7 +300,7 @@ class TriDet(nn.Module):
         mask = checked(features, mask)
         levels = self(features, mask)
         counts = mask.sum(1).tolist()
-        every: list[list[Detection]] = []
+        every: list[list[DetectedAction]] = []
         for v, count in enumerate(counts):
             rows = torch.cat([_candidates(level, v, least, most, shortest) for level in levels]).cpu().numpy()
             rows = np.concatenate(
@@ -316,11 +311,13 @@ class TriDet(nn.Module):
                 0, float(seconds[v])
             )
             found = zip(times.tolist(), rows[:, 2:].tolist(), strict=True)
-            every.append([Detection(start, end, int(k), score) for (start, end), (k, score) in found])
+            every.append([DetectedAction(start, end, int(k), score) for (start, end), (k, score) in found])
         return every
 
 
-def targets(places: int, stride: int, reach: tuple[float, float], spans: Tensor, classes: int) -> Targets:
+def targets(
+    places: int, stride: int, reach: tuple[float, float], spans: Tensor, classes: int
+) -> LevelTargets:
     """What the places of a level learn of the actions of B videos, `(B, G, 3)`: start, end, label on the grid.
 
     A place t learns of an action if it is inside, at most RADIUS strides from the middle, and if the farther of both
@@ -338,7 +335,7 @@ def targets(places: int, stride: int, reach: tuple[float, float], spans: Tensor,
     learned = mine & (lasts <= shortest + ALIKE)
     labels = (learned.to(spans) @ F.one_hot(spans[..., 2].long(), classes).to(spans)).clamp_max(1)
     offsets = ends.gather(2, which[..., None].expand(-1, -1, -1, 2))[:, :, 0] / stride  # (B, T, 2)
-    return Targets(labels.float(), offsets.where(mine.any(2, keepdim=True), 0).float())
+    return LevelTargets(labels.float(), offsets.where(mine.any(2, keepdim=True), 0).float())
 
 
 def focal(logits: Tensor, labels: Tensor) -> Tensor:
@@ -357,7 +354,7 @@ def agreement(found: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     return both / hull, (middles / hull).square()
 
 
-def _candidates(level: Level, video: int, least: float, most: int, shortest: float) -> Tensor:
+def _candidates(level: PyramidLevel, video: int, least: float, most: int, shortest: float) -> Tensor:
     """The likely actions at a level, rows `(N, 4)` of start, end, label, score, float64; times on the grid."""
     share = level.logits[video].float().sigmoid() * level.mask[video, :, None]  # (T, K)
     place, label = (share > least).nonzero(as_tuple=True)
@@ -387,78 +384,12 @@ def soft_nms(rows: Floats, sigma: float, least: float) -> Floats:
     return np.array(kept).reshape(-1, 4)
 
 
-# From seconds to the grid and back
-
-
-def _clock(starts: npt.ArrayLike, length: float) -> tuple[Floats, Floats]:
-    """The middles of the clips in seconds and their places on the grid, with one more far away at both ends."""
-    middles = np.asarray(starts, dtype=np.float64) + length / 2
-    if middles.ndim != 1 or not len(middles) or (np.diff(middles) <= 0).any():
-        raise VeilError("the clips of a video must begin one after the other; extract its features again")
-    first, last = np.diff(middles)[[0, -1]] if len(middles) > 1 else (length, length)
-    grid = np.arange(len(middles), dtype=np.float64)
-    times = np.concatenate([[middles[0] - FAR * first], middles, [middles[-1] + FAR * last]])
-    return times, np.concatenate([[-FAR], grid, [grid[-1] + FAR]])
-
-
-def to_grid(times: npt.ArrayLike, starts: npt.ArrayLike, length: float) -> Floats:
-    """Seconds as places on the grid of a video whose clips begin at `starts` `(T,)` and last `length` seconds.
-
-    Place i is the middle of clip i, and places lie evenly between two clips and beyond the ends.
-    """
-    seconds, grid = _clock(starts, length)
-    return np.interp(np.asarray(times, dtype=np.float64), seconds, grid)
-
-
-def to_seconds(places: npt.ArrayLike, starts: npt.ArrayLike, length: float) -> Floats:
-    """Places on the grid as seconds: the inverse of `to_grid`."""
-    seconds, grid = _clock(starts, length)
-    return np.interp(np.asarray(places, dtype=np.float64), grid, seconds)
-
-
-def on_grid(segments: Sequence[Segment], starts: npt.ArrayLike, length: float) -> tuple[Span, ...]:
-    """A video's actions, in seconds, as actions on the grid; arguments as in `to_grid`."""
-    if not segments:
-        return ()
-    ends = to_grid([[s.start, s.end] for s in segments], starts, length).tolist()
-    return tuple((start, end, s.label) for (start, end), s in zip(ends, segments, strict=True))
-
-
 def tables(
-    samples: Iterable[Sample], detections: Iterable[Sequence[Detection]]
-) -> tuple[Mapping[str, Sequence[Detection]], Mapping[str, Sequence[Segment]]]:
+    samples: Iterable[Sample], detections: Iterable[Sequence[DetectedAction]]
+) -> tuple[Mapping[str, Sequence[DetectedAction]], Mapping[str, Sequence[Segment]]]:
     """What was found in each video, and what is true, as `veil.metrics.temporal_map` takes them."""
     pairs = list(zip(samples, detections, strict=True))
     return {s.id: found for s, found in pairs}, {s.id: s.segments for s, _ in pairs}
-
-
-def cropped(
-    count: int,
-    spans: Sequence[Span],
-    rng: np.random.Generator,
-    *,
-    most: int = 2304,
-    share: tuple[float, float] = (0.9, 1.0),
-    kept: float = 0.5,
-    tries: int = 200,
-) -> tuple[slice, tuple[Span, ...]]:
-    """A part of a video to learn from: which of its `count` clips, and the actions in it, on the part's own grid.
-
-    A video longer than `most` clips is cut to that; another to a share of itself. An action stays, cut, if at least `kept`
-    of it is in the part. Parts are drawn until one has an action, as long as there are tries.
-    """
-    length = most if count > most else min(count, max(1, round(count * rng.uniform(*share))))
-    part, inside = slice(0, count), tuple(spans)
-    for _ in range(tries):
-        first = int(rng.integers(count - length + 1))
-        part, inside = slice(first, first + length), ()
-        for start, end, label in spans:
-            begin, stop = max(start, first), min(end, first + length)
-            if stop - begin > 0 and stop - begin >= kept * (end - start):
-                inside += ((begin - first, stop - first, label),)
-        if inside or not spans:
-            break
-    return part, inside
 
 
 def _no_bias(module: nn.Module) -> None:
