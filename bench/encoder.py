@@ -11,7 +11,8 @@ import time
 import numpy as np
 import torch
 
-from veil.features.encoders import LENGTH, SHIPPED, load_compact
+from veil.features.encoders import SHIPPED, load_compact
+from veil.features.encoders.frozen import LENGTH
 
 
 def _wait(device: str) -> None:

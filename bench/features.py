@@ -33,31 +33,32 @@ import numpy as np
 import torch
 
 from veil.data.sample import Sample
-from veil.features.bank import Bank, Features, Words
-from veil.features.store import About, Store
+from veil.features.bank import Bank, LabelNames, VideoFeatures
+from veil.features.store import Store
+from veil.features.store_table import StoreInfo
 
 DIM, READ = 768, 512
 
 
 def filled(folder: Path, count: int, clips: int, array: Path | None = None) -> Store:
     """A store of random features, and the same as an .npy file."""
-    store = Store.create(folder, About("bench", "0" * 64, DIM))
+    store = Store.create(folder, StoreInfo("bench", "0" * 64, DIM))
     flat = None
     if array is not None:
         flat = np.lib.format.open_memmap(array, "w+", np.float16, (count, clips, DIM))
-    dice = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     step = max(1, 16_000 // clips)  # videos, as many as `veil features extract` adds at once
     for at in range(0, count, step):
         size = min(step, count - at)
-        vectors = torch.randn(size, clips, DIM, generator=dice).half()
+        vectors = torch.randn(size, clips, DIM, generator=rng).half()
         if flat is not None:
             flat[at : at + size] = vectors.numpy()
         starts = 0.64 * torch.arange(clips)
         rows = [
-            Features(Sample(f"{at + i:07d}", "train"), row, starts, 9.0, 0.64, torch.zeros(0, DIM))
+            VideoFeatures(Sample(f"{at + i:07d}", "train"), row, starts, 9.0, 0.64, torch.zeros(0, DIM))
             for i, row in enumerate(vectors.float())
         ]
-        store.append(rows, Words())
+        store.append(rows, LabelNames())
     return store
 
 
@@ -106,12 +107,12 @@ def reads(folder: Path, count: int, clips: int) -> dict[str, object]:
     begin = time.perf_counter()
     both = Both(folder)
     opened = time.perf_counter() - begin
-    dice = np.random.default_rng(0)
-    rows = dice.choice(count, READ, replace=False)
+    rng = np.random.default_rng(0)
+    rows = rng.choice(count, READ, replace=False)
 
     def draw() -> None:
         nonlocal rows
-        rows = dice.choice(count, READ, replace=False)
+        rows = rng.choice(count, READ, replace=False)
 
     for _ in range(20):  # both answer alike
         draw()
@@ -145,23 +146,24 @@ def reads(folder: Path, count: int, clips: int) -> dict[str, object]:
 
 
 def extraction(folder: Path, count: int, workers: int) -> dict[str, object]:
-    from veil.apps.features import extract_videos, videos
+    from veil.apps.features import extract_videos
     from veil.data.frames import read_frames
     from veil.features import encoders
+    from veil.features.inputs import read_videos
     from veil.media.sinks import open_sink
     from veil.media.video import FrameTime, VideoInfo
 
     place = folder / "videos"
     place.mkdir()
-    dice = np.random.default_rng(0)
-    wide = dice.integers(0, 256, (120, 300, 3), np.uint8)
+    rng = np.random.default_rng(0)
+    wide = rng.integers(0, 256, (120, 300, 3), np.uint8)
     for number in range(count):
         info = VideoInfo(160, 120, Fraction(25), 64, Fraction(1, 25))
         with open_sink(place / f"{number:04d}.mp4", info) as sink:
             frames = np.stack([wide[:, i + number % 60 : i + number % 60 + 160] for i in range(64)])
             sink.write(frames, [FrameTime(i, 1) for i in range(64)])
     encoder = encoders.make("veil")
-    dataset = videos([str(place)])
+    dataset = read_videos([str(place)])
     begin = time.perf_counter()
     for sample in dataset.samples:
         read_frames(sample)
@@ -200,23 +202,23 @@ def anonymization(folder: Path, count: int, clips: int, layers: int) -> dict[str
         result[name] = told = json.loads(ran.stdout.splitlines()[-1])
         peaks.append(told["peak_mb"])
         shutil.rmtree(folder / name)
-        shutil.rmtree(folder / f"{name}-veiled")
+        shutil.rmtree(folder / f"{name}-anonymized")
     result["peak_ratio"] = round(peaks[1] / peaks[0], 2)
     return result
 
 
 def child(store: Path, layers: int) -> dict[str, object]:
-    from veil.apps.features import anonymize_store
-    from veil.features.adapter import Adapter
+    from veil.features.adapter import NetworkAdapter
+    from veil.features.anonymize import anonymize_store
 
     torch.manual_seed(0)
-    adapter = Adapter(DIM, layers=layers).eval().requires_grad_(False)
+    adapter = NetworkAdapter(DIM, layers=layers).eval().requires_grad_(False)
     bank = next(whole(store))
-    adapter.tell(bank)
+    adapter.set_encoder(bank)
     begin = time.perf_counter()
     adapter(bank.clips, bank.mask)
     alone = (time.perf_counter() - begin) / int(bank.counts.sum())
-    done = anonymize_store(store, adapter, store.with_name(f"{store.name}-veiled"))
+    done = anonymize_store(store, adapter, store.with_name(f"{store.name}-anonymized"))
     return {
         "clips": done.clips,
         "s": round(done.seconds, 1),

@@ -1,4 +1,4 @@
-"""Keep features instead of video: extract them, take out what one frame tells, and search them.
+"""Keep features instead of video: extract them, erase what one frame shows, and search them.
 
     python examples/search_features.py
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from veil.data import read
 from veil.features import encoders
-from veil.features.bank import extract
-from veil.features.erasure import moving
+from veil.features.erasure import motion_subspace
+from veil.features.extract import extract
 
 bank = extract(read("synthetic", None, count=48, size=56), encoders.make("veil"), stills=1)
 clips, stills = (
@@ -29,8 +29,8 @@ def found(features: Tensor, target: str) -> float:
 
 
 learn = torch.tensor([sample.split == "train" for sample in bank.samples])
-safe = moving(clips[learn], stills[learn], keep=8)(clips)  # no label says what is private, or what is useful
-for name, features in {"as they come": clips, "what moves alone": safe}.items():
+safe = motion_subspace(clips[learn], stills[learn], keep=8)(clips)  # uses no label
+for name, features in {"as they come": clips, "motion subspace": safe}.items():
     said = ", ".join(f"the same {target} {found(features, target):.2f}" for target in ("action", "identity"))
     print(f"{name:18s} the most alike video shows {said}")
 print("A search is a weak attacker: `veil features audit` asks stronger ones.")

@@ -22,7 +22,9 @@ from torch import Tensor
 from veil.data import synthetic
 from veil.data.synthetic import LENGTHS, Kind, World
 from veil.features.encoder_training import NOTHING
-from veil.features.encoders import LENGTH, SHIPPED, Compact, Encoder, load_compact, squared
+from veil.features.encoders import SHIPPED, load_compact
+from veil.features.encoders.convolutional import Compact
+from veil.features.encoders.frozen import LENGTH, FrozenEncoder, center_square
 from veil.metrics import class_mean_average_precision, frame_auc, rank1
 
 COUNTS: dict[Kind, int] = {
@@ -206,10 +208,10 @@ def measured(
 
 def pixels(clip: Tensor) -> Tensor:
     """A clip itself, at 4 frames of 14²."""
-    return F.adaptive_avg_pool3d(squared(clip, 56), (4, 14, 14)).flatten(1)
+    return F.adaptive_avg_pool3d(center_square(clip, 56), (4, 14, 14)).flatten(1)
 
 
-def look(encoder: Encoder) -> Sees:
+def look(encoder: FrozenEncoder) -> Sees:
     def see(clip: Tensor) -> Tensor:
         with torch.inference_mode():
             return encoder.pooled(clip).clone()
@@ -217,9 +219,9 @@ def look(encoder: Encoder) -> Sees:
     return see
 
 
-def measure(encoder: Encoder, device: str, scale: float, size: int) -> dict[str, Any]:
+def measure(encoder: FrozenEncoder, device: str, scale: float, size: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    fresh = Encoder("untrained", Compact(), size=encoder.size, length=encoder.length).to(device)
+    fresh = FrozenEncoder("untrained", Compact(), size=encoder.size, length=encoder.length).to(device)
     sees: dict[str, Sees] = {"encoder": look(encoder.to(device)), "untrained": look(fresh), "pixels": pixels}
     # Whole blocks of actions and of walks, so that every split and every identity is there.
     least = {"clips": 240, "gait": 320, "gait-alike": 320}

@@ -38,10 +38,12 @@ from veil.audit import latents
 from veil.audit.provenance import source_fingerprint
 from veil.data import Dataset, Sample, read
 from veil.data.synthetic import painted_on
-from veil.features import encoders
+from veil.features import encoders, matching, splavu, subspace
 from veil.features.adapter import Adapter, anonymized
-from veil.features.bank import Bank, extract
-from veil.features.splavu import SPLAVU, trained_on
+from veil.features.bank import Bank
+from veil.features.encoders.frozen import FrozenEncoder
+from veil.features.extract import extract
+from veil.features.registry import ADAPTER_RECIPES, AdapterRecipe
 from veil.metrics import hypervolume, rank1
 from veil.training import config
 from veil.training.fit import fit
@@ -183,7 +185,7 @@ def _chunks(samples: Sequence[Sample], size: int = 64) -> list[Sequence[Sample]]
     return [samples[place : place + size] for place in range(0, len(samples), size)]
 
 
-def action_encoder(name: str, dataset: Dataset, size: int, given: argparse.Namespace) -> encoders.Encoder:
+def action_encoder(name: str, dataset: Dataset, size: int, given: argparse.Namespace) -> FrozenEncoder:
     """A network that was trained for the actions of raw videos."""
     from veil.apps import train as training
 
@@ -242,31 +244,70 @@ def load_bank(name: str, given: argparse.Namespace) -> Bank:
 # The table
 
 
-def recipe_of(row: Row, protocol: str, seed: int, tiny: bool) -> SPLAVU:
+# The recipe's key of each short one.
+KEYS = {
+    "warming": "schedule.warmup_steps", "drawing": "schedule.reconstruction_steps", "playing": "schedule.adversarial_steps",
+    "neighbours": "anonymizer.neighbours", "keep": "anonymizer.dims", "erase": "anonymizer.projection",
+    "rank": "anonymizer.leace_rank", "budget_weight": "budget.weight", "task_weight": "utility.weight",
+    "consistency": "utility.consistency_weight", "net": "anonymizer.network", "layers": "anonymizer.layers",
+    "heads": "anonymizer.heads",
+}  # fmt: skip
+PROJECTIONS = {
+    "looks": "motion",
+    "stills": "leace-static",
+    "identity": "leace-identity",
+    "attributes": "leace-attributes",
+}
+METHODS = {"paper": "splavu", "released": "splavu", "match": "matching", "ours": "subspace"}
+TRAINED = {"splavu": splavu.train_on, "matching": matching.train_on, "subspace": subspace.train_on}
+
+
+def recipe_of(row: Row, protocol: str, seed: int, tiny: bool) -> AdapterRecipe:
     """The recipe of a row; its sources are banks that are at hand."""
-    here = (
-        {name: {"data": "synthetic"} for name in row.tasks}
-        if protocol == WORLD
-        else {"action": {"data": "synthetic"}}
-    )
-    plain = {**SMALL, **SPLAVU.PRESETS[row.preset], **here, "seed": seed, **(row.sets or {})}
+    method = METHODS[row.preset]
+    kind: Any = ADAPTER_RECIPES[method]
+    tasks = row.tasks if protocol == WORLD else ("action",)
+    data: dict[str, Any] = {"name": "synthetic", "static_batch": 256}
+    data |= {task: {"name": "synthetic"} for task in tasks if task != "action"}
+    if "detection" in data:
+        data["detection"]["batch"] = 4
+    plain: dict[str, dict[str, Any]] = {
+        "data": data,
+        "utility": {"detection": SMALL["detector"], "anomaly": SMALL["watcher"]},
+    }
+    for section, values in kind.PRESETS["ours" if row.preset == "match" else row.preset].items():
+        plain[section] = {**plain.get(section, {}), **values}
+    for short, value in (row.sets or {}).items():
+        if short == "budget":
+            short, value = "budget_weight", 0.0
+        section, _, key = KEYS[short].partition(".")
+        if short == "warming" and method == "subspace":
+            key = "steps"
+        plain.setdefault(section, {})[key] = PROJECTIONS.get(value, value) if short == "erase" else value
     if tiny:
-        plain |= {key: min(plain.get(key, 4), 4) for key in ("drawing", "warming", "playing")}
-    return config.checked(plain, SPLAVU)
+        steps = [
+            field
+            for field in config.as_dict(kind(data=splavu.FeatureData(name="synthetic")).schedule)
+            if "steps" in field
+        ]
+        plain["schedule"] = {**plain.get("schedule", {}), **dict.fromkeys(steps, 4)}
+    return config.checked({**plain, "seed": seed}, kind)
 
 
 def made(row: Row, protocol: str, seed: int, bank: dict[str, Bank], given: argparse.Namespace) -> Adapter:
     """Train the adapter of a row."""
     recipe = recipe_of(row, protocol, seed, given.tiny)
     names = {"action": main_bank(protocol), "detection": "untrimmed", "anomaly": "surveillance"}
-    use = {name: bank[names[name]] for name in recipe.sources()}
+    use = {name: bank[names[name]] for name in recipe.data.sources()}  # type: ignore[attr-defined]
     device = torch.device(given.device)
-    training = trained_on(recipe, {name: one.to("cpu") for name, one in use.items()}, device)
+    training = TRAINED[METHODS[row.preset]](
+        recipe, {name: one.to("cpu") for name, one in use.items()}, device
+    )
     for _ in fit(training.phases, map(training.batch, range(recipe.steps))):
         pass
     weights = {name: value.detach().clone() for name, value in training.weights().items()}
     adapter = recipe.adapter(len(weights["mean"])).to(device)
-    adapter.fill(weights)
+    adapter.load_weights(weights)
     return adapter.eval().requires_grad_(False)
 
 

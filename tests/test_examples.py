@@ -25,7 +25,7 @@ SAYS = {
     "hide_people": r"people\.mp4: 20 frames, person hidden in every one.*face or hair hidden.*by blur",
     "compare_methods": r"raw\n  action .*downsample:4x\n.*identity .*pixelate:16",
     "train_anonymizer": r"step 8 of 8: .*became \(1, 3, 32, 72, 96\)",
-    "search_features": r"as they come .*the same action .*\nwhat moves alone .*the same identity",
+    "search_features": r"as they come .*the same action .*\nmotion subspace .*the same identity",
     "own_method": r"traces.*traces:16 is cell=16",
 }
 

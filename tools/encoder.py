@@ -25,8 +25,8 @@ from veil.training import config
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "encoder.toml"
 TINY = (
-    "identities=16", "clips=32", "untrimmed=2", "surveillance=4", "gait=16", "alike=16", "stills=16", "held_out=16",
-    "batch=16", "span=48",
+    "data.identities=16", "data.clips=32", "data.untrimmed=2", "data.surveillance=4", "data.gait=16",
+    "data.gait_alike=16", "data.stills=16", "data.held_out=16", "data.batch=16", "data.max_frames=48",
 )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def train(given: argparse.Namespace) -> None:
     torch.backends.cudnn.benchmark = True  # every batch has the same shape
     begun = time.perf_counter()
     recipe = config.read(RECIPE, EncoderRecipe, sets)
-    videos = recipe.pools(torch.device(device)), recipe.pools(torch.device(device), held_out=True)
+    videos = recipe.data.pools(torch.device(device)), recipe.data.pools(torch.device(device), held_out=True)
     _wait(device)
     frames = sum(pool.frames.shape[0] * pool.frames.shape[1] for pools in videos for pool in pools.values())
     painting = time.perf_counter() - begun
@@ -76,7 +76,7 @@ def train(given: argparse.Namespace) -> None:
         weights = train_run(
             RECIPE,
             run,
-            sets=(*sets, f"steps={steps}"),
+            sets=(*sets, f"schedule.steps={steps}"),
             device=device,
             progress=progress,
             every=max(2, steps // 10),
@@ -87,7 +87,7 @@ def train(given: argparse.Namespace) -> None:
     told = {"steps": steps, "seconds": round(seconds), "device": _named(device)}
     kept = {
         **told, "painting": round(painting, 1), "frames": frames, "step_ms": round(each * 1000, 1),
-        "bytes": output.stat().st_size, "recipe": config.as_dict(config.read(RECIPE, EncoderRecipe, (*sets, f"steps={steps}"))),
+        "bytes": output.stat().st_size, "recipe": config.as_dict(config.read(RECIPE, EncoderRecipe, (*sets, f"schedule.steps={steps}"))),
     }  # fmt: skip
     place = given.out / "encoder.json"
     place.write_text(json.dumps(kept, indent=1))  # kept, whatever becomes of the rest

@@ -24,9 +24,10 @@ from veil.apps.export.adapters import ExportableAdapter
 from veil.apps.export.anonymizers import ExportableAnonymizer
 from veil.apps.export.write import export
 from veil.core import VeilError
-from veil.features import splavu
-from veil.features.adapter import Adapter
+from veil.features import registry
+from veil.features.adapter import Adapter, NetworkAdapter
 from veil.features.bank import Bank
+from veil.features.subspace import SubspaceAdapter
 from veil.methods import make, recipes
 from veil.methods.builtin import Prototypes
 from veil.methods.exported import load, load_adapter
@@ -128,11 +129,13 @@ def test_what_differs_from_torch_is_not_written(runs, movie, tmp_path, monkeypat
 
 def adapter(context, neighbours: int, dim: int = 16) -> Adapter:
     torch.manual_seed(0)
-    made = Adapter(dim, layers=2, heads=4, context=context, neighbours=neighbours, normed=True).eval()
-    made.mean, made.scale = torch.randn(dim), torch.rand(dim) + 0.5
-    made.about = torch.tensor(list(b'{"encoder": "gone", "fingerprint": "f"}'), dtype=torch.uint8)
+    made: Adapter = NetworkAdapter(dim, layers=2, heads=4, context=context, norm=True).eval()
     if neighbours:
-        made.remember(_bank(dim))
+        made = SubspaceAdapter(dim, neighbours=neighbours).eval()
+    made.mean, made.scale = torch.randn(dim), torch.rand(dim) + 0.5
+    made.metadata = torch.tensor(list(b'{"encoder": "gone", "fingerprint": "f"}'), dtype=torch.uint8)
+    if isinstance(made, SubspaceAdapter):
+        made.fit_references(_bank(dim))
     return made
 
 
@@ -168,7 +171,7 @@ def test_an_adapter_and_its_file_change_features_alike(context, neighbours, int8
 
 def test_a_run_of_splavu_is_an_adapter(tmp_path, monkeypatch):
     (tmp_path / "run.json").write_text('{"kind": "splavu", "recipe": {}}')
-    monkeypatch.setattr(splavu, "load", lambda folder: adapter("clip", 0))
+    monkeypatch.setattr(registry, "load", lambda folder: adapter("clip", 0))
     assert write.find_exportable(str(tmp_path)).kind == "features"
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from test_splavu import made
 
+from feature_banks import made_bank as made
 from veil.audit import latents
 from veil.audit.latents import PROBES, Effort, Members, inverted, probed, seen_in, walked
 from veil.core import VeilError

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from veil.core import VeilError
+from errors import refuses
 from veil.data.sample import Segment
 from veil.features.heads import anomaly as A
-from veil.features.heads.anomaly import MGFN, Judged
+from veil.features.heads.anomaly import MGFN, AnomalyScores
 from veil.metrics import frame_auc
 
 approx = pytest.approx
@@ -131,17 +131,17 @@ def test_filling_is_not_seen_while_it_learns():
         torch.testing.assert_close(value, other[term], rtol=1e-4, atol=1e-6)
 
 
-def judged(seed: int = 0, crops: int = 2) -> Judged:
+def judged(seed: int = 0, crops: int = 2) -> AnomalyScores:
     """Six videos of seven clips, of which some are shorter."""
     mask = masked([7, 7, 5, 7, 6, 7], 7)
     features = 30 * draw(6, crops, 7, 4, seed=seed) * mask[:, None, :, None]
-    return Judged(draw(6, 7, seed=seed + 1).sigmoid() * mask, features, mask)
+    return AnomalyScores(draw(6, 7, seed=seed + 1).sigmoid() * mask, features, mask)
 
 
 ABNORMAL = torch.tensor([True, False, True, True, False, False])
 
 
-def naive_bag(j: Judged, top: int) -> list[tuple[list[int], float, list[list[float]]]]:
+def naive_bag(j: AnomalyScores, top: int) -> list[tuple[list[int], float, list[list[float]]]]:
     bags = []
     for v in range(len(j.scores)):
         clips = [t for t in range(j.mask.shape[1]) if j.mask[v, t]]
@@ -164,7 +164,7 @@ def test_the_largest_pieces_stand_for_a_video():
 
 
 def test_pieces_are_left_out_by_chance_while_it_learns():
-    j = Judged(torch.rand(200, 10), draw(200, 1, 10, 4), torch.ones(200, 10, dtype=torch.bool))
+    j = AnomalyScores(torch.rand(200, 10), draw(200, 1, 10, 4), torch.ones(200, 10, dtype=torch.bool))
     best = small().eval().bag(j).places[:, :1]
     torch.manual_seed(0)
     kept = small(dropout=0.7).train().bag(j).places[:, :1] == best
@@ -219,7 +219,7 @@ def test_what_is_not_understood_is_refused():
     net = small()
     with pytest.raises(ValueError, match=r"\(B,\) bool, got \(6,\)"):
         net.loss(net(draw(6, 8, 6)), torch.zeros(6))
-    with pytest.raises(VeilError, match="'printed'; choose from paper, released"):
+    with refuses("mgfn-weights"):
         small(weights="printed")
     with pytest.raises(ValueError, match="multiple of 64"):
         MGFN(6, widths=(64, 100, 128))
@@ -244,7 +244,7 @@ def test_scores_of_frames():
     np.testing.assert_allclose(half, np.repeat([0.1, 0.5, 0.65, 0.4], 8))
     gaps = A.frame_scores(scores, np.arange(3) * 2.0, 1.0, 60, 10)
     np.testing.assert_allclose(gaps[[0, 9, 14, 15, 20, 29, 35, 59]], [0.1, 0.1, 0.1, 0.9, 0.9, 0.9, 0.4, 0.4])
-    with pytest.raises(VeilError, match="one score for each clip"):
+    with refuses("scores-shape"):
         A.frame_scores(scores, [0.0], 1.0, 10, 10)
 
 

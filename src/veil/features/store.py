@@ -189,7 +189,7 @@ class Store:
             new[video.sample.id] = video
         self.check([*new.values()])
         with self._write_lock():
-            known = self.refresh()._names()
+            known = self.refresh()._rows_by_id()
             there = [name for name in new if name in known]
             if there and not skip:
                 raise VeilError(
@@ -421,4 +421,6 @@ def _first_line(error: Exception) -> str:
 def _store_errors(folder: Path, action: str) -> AbstractContextManager[None]:
     """Turn what Lance and the system raise into one sentence."""
     advice = "check the disk, and that the folder is complete"
-    return io_errors(folder, action, advice=advice, code="store-io", errors=(OSError, ValueError, RuntimeError))
+    return io_errors(
+        folder, action, advice=advice, code="store-io", errors=(OSError, ValueError, RuntimeError)
+    )
