@@ -14,12 +14,13 @@ docs/results/features-PROTOCOL.jsonl (`experiments.records`); records that exist
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import hashlib
 import multiprocessing
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -47,6 +48,7 @@ from veil.features.registry import ADAPTER_RECIPES, AdapterRecipe
 from veil.metrics import hypervolume, rank1
 from veil.training import config
 from veil.training.fit import fit
+from veil.training.recipe import Training
 
 # videos, frames from clip to clip, static clips
 KINDS: dict[str, tuple[int, int | None, int]] = {
@@ -63,10 +65,14 @@ UTD = ("utd-mhad", "utd-mhad-trained")  # the built-in encoder, and one trained 
 BIAS = "bias-trained"  # features of one that was trained for the actions of biased videos: of these, and
 EVEN = "clips-trained"  # of even ones, with which the adapter is trained
 SMALL = {
-    "detector": {"width": 128, "hidden": 192, "levels": 4, "bins": 8},
-    "watcher": {"widths": [64, 64, 128], "depths": [1, 1, 1]},
-    "detection_batch": 4,
-    "pairs": 256,
+    "data.static_batch": 256,
+    "utility.detection": {"width": 128, "hidden": 192, "levels": 4, "bins": 8},
+    "utility.anomaly": {"widths": [64, 64, 128], "depths": [1, 1, 1]},
+}
+TRAIN_ON: dict[str, Callable[..., Training]] = {
+    "splavu": splavu.train_on,
+    "matching": matching.train_on,
+    "subspace": subspace.train_on,
 }
 TASKS = ("action", "detection", "anomaly")
 
@@ -75,58 +81,75 @@ TASKS = ("action", "detection", "anomaly")
 class Row:
     """How an adapter is trained."""
 
-    preset: str = "ours"
-    sets: dict[str, Any] | None = None
+    method: str = "subspace"
+    sets: dict[str, Any] | None = None  # by dotted keys of the recipe
     tasks: tuple[str, ...] = TASKS
+    preset: str | None = None
     main: bool = False  # every protocol and seed; otherwise the synthetic world's first seed
 
 
-FIXED = {"warming": 1, "neighbours": 0, "keep": "none"}  # no network
-MOVES = {**FIXED, "erase": "looks"}
+# The projection alone: no averaging of neighbours, all directions, and heads that are hardly trained.
+FIXED = {"schedule.steps": 1, "anonymizer.neighbours": 0, "anonymizer.dims": "none"}
+MOTION = {**FIXED, "anonymizer.projection": "motion"}
 ROWS: dict[str, Row] = {
-    "paper": Row("paper", main=True),
-    "LEACE of identity": Row(sets={**FIXED, "erase": "identity"}, main=True),
-    "motion subspace, 24": Row(sets={**MOVES, "keep": 24}, main=True),
-    "motion subspace, 16, k-same": Row(sets={**MOVES, "keep": 16, "neighbours": 16}, main=True),
-    "motion subspace, 32, k-same": Row(sets={**MOVES, "keep": 32, "neighbours": 16}, main=True),
+    "paper": Row("splavu", main=True),
+    "LEACE of identity": Row(sets={**FIXED, "anonymizer.projection": "leace-identity"}, main=True),
+    "motion subspace, 24": Row(sets={**MOTION, "anonymizer.dims": 24}, main=True),
+    "motion subspace, 16, k-same": Row(
+        sets={**MOTION, "anonymizer.dims": 16, "anonymizer.neighbours": 16}, main=True
+    ),
+    "motion subspace, 32, k-same": Row(
+        sets={**MOTION, "anonymizer.dims": 32, "anonymizer.neighbours": 16}, main=True
+    ),
     "discriminant subspace": Row(sets=FIXED, main=True),
-    "discriminant subspace, 20": Row(sets={**FIXED, "keep": 20}, main=True),
-    "discriminant subspace, 16": Row(sets={**FIXED, "keep": 16}, main=True),
+    "discriminant subspace, 20": Row(sets={**FIXED, "anonymizer.dims": 20}, main=True),
+    "discriminant subspace, 16": Row(sets={**FIXED, "anonymizer.dims": 16}, main=True),
     "ours": Row(main=True),
-    "match": Row("match", main=True),
-    "discriminant subspace, k-same": Row(sets={**FIXED, "neighbours": 16}),
-    **{f"discriminant subspace, {k}": Row(sets={**FIXED, "keep": k}) for k in (4, 8, 12)},
+    "match": Row("matching", main=True),
+    "discriminant subspace, k-same": Row(sets={**FIXED, "anonymizer.neighbours": 16}),
+    **{f"discriminant subspace, {k}": Row(sets={**FIXED, "anonymizer.dims": k}) for k in (4, 8, 12)},
     "discriminant subspace, action only": Row(sets=FIXED, tasks=("action",)),
-    "match, without budget": Row("match", {"budget": "none"}),
-    "match, without consistency": Row("match", {"consistency": 0.0}),
-    "match, action only": Row("match", tasks=("action",)),
-    "match, budget 10": Row("match", {"budget_weight": 10.0}),
-    "match, MLP": Row("match", {"net": "mlp"}),
-    "match, motion subspace": Row("match", {"erase": "looks"}),
-    "match, nothing erased": Row("match", {"erase": "none"}),
-    "match, nothing erased, budget 10": Row("match", {"erase": "none", "budget_weight": 10.0}),
-    "motion subspace, 24, k-same": Row(sets={**MOVES, "keep": 24, "neighbours": 16}),
-    **{f"motion subspace, {k}": Row(sets={**MOVES, "keep": k}) for k in (16, 32, 64)},
-    "motion subspace, 64, k-same": Row(sets={**MOVES, "keep": 64, "neighbours": 16}),
-    "LEACE of static clips": Row(sets={**FIXED, "erase": "stills", "rank": 64}),
-    "LEACE of attributes": Row(sets={**FIXED, "erase": "attributes"}),
-    "paper, without consistency": Row("paper", {"consistency": 0.0}),
-    "paper, without budget": Row("paper", {"budget": "none"}),
-    "paper, without tasks": Row("paper", {"task_weight": 0.0}),
-    "paper, action only": Row("paper", tasks=("action",)),
-    "paper, action and detection": Row("paper", tasks=("action", "detection")),
-    "paper, action and anomaly": Row("paper", tasks=("action", "anomaly")),
-    "paper, action only, without consistency": Row("paper", {"consistency": 0.0}, tasks=("action",)),
+    "match, without budget": Row("matching", {"budget.weight": 0.0}),
+    "match, without consistency": Row("matching", {"utility.consistency_weight": 0.0}),
+    "match, action only": Row("matching", tasks=("action",)),
+    "match, budget 10": Row("matching", {"budget.weight": 10.0}),
+    "match, MLP": Row("matching", {"anonymizer.network": "mlp"}),
+    "match, motion subspace": Row("matching", {"anonymizer.projection": "motion"}),
+    "match, nothing erased": Row("matching", {"anonymizer.projection": "none"}),
+    "match, nothing erased, budget 10": Row(
+        "matching", {"anonymizer.projection": "none", "budget.weight": 10.0}
+    ),
+    "motion subspace, 24, k-same": Row(sets={**MOTION, "anonymizer.dims": 24, "anonymizer.neighbours": 16}),
+    **{f"motion subspace, {k}": Row(sets={**MOTION, "anonymizer.dims": k}) for k in (16, 32, 64)},
+    "motion subspace, 64, k-same": Row(sets={**MOTION, "anonymizer.dims": 64, "anonymizer.neighbours": 16}),
+    "LEACE of static clips": Row(
+        sets={**FIXED, "anonymizer.projection": "leace-static", "anonymizer.leace_rank": 64}
+    ),
+    "LEACE of attributes": Row(sets={**FIXED, "anonymizer.projection": "leace-attributes"}),
+    "paper, without consistency": Row("splavu", {"utility.consistency_weight": 0.0}),
+    "paper, without budget": Row("splavu", {"budget.weight": 0.0}),
+    "paper, without tasks": Row("splavu", {"utility.weight": 0.0}),
+    "paper, action only": Row("splavu", tasks=("action",)),
+    "paper, action and detection": Row("splavu", tasks=("action", "detection")),
+    "paper, action and anomaly": Row("splavu", tasks=("action", "anomaly")),
+    "paper, action only, without consistency": Row(
+        "splavu", {"utility.consistency_weight": 0.0}, tasks=("action",)
+    ),
     **{
-        f"paper, action only, consistency {w}": Row("paper", {"consistency": float(w)}, tasks=("action",))
+        f"paper, action only, consistency {w}": Row(
+            "splavu", {"utility.consistency_weight": float(w)}, tasks=("action",)
+        )
         for w in (1, 1000, 10)
     },
-    **{f"paper, action only, {n} heads": Row("paper", {"heads": n}, tasks=("action",)) for n in (4, 16)},
-    **{f"paper, budget {w}": Row("paper", {"budget_weight": float(w)}) for w in (10, 100)},
-    "paper, MLP": Row("paper", {"net": "mlp"}),
-    "paper, 1 layer": Row("paper", {"layers": 1}),
-    "paper, 5 layers": Row("paper", {"layers": 5}),
-    "as released": Row("released"),
+    **{
+        f"paper, action only, {n} heads": Row("splavu", {"anonymizer.heads": n}, tasks=("action",))
+        for n in (4, 16)
+    },
+    **{f"paper, budget {w}": Row("splavu", {"budget.weight": float(w)}) for w in (10, 100)},
+    "paper, MLP": Row("splavu", {"anonymizer.network": "mlp"}),
+    "paper, 1 layer": Row("splavu", {"anonymizer.layers": 1}),
+    "paper, 5 layers": Row("splavu", {"anonymizer.layers": 5}),
+    "as released": Row("splavu", preset="released"),
 }
 
 
@@ -244,54 +267,31 @@ def load_bank(name: str, given: argparse.Namespace) -> Bank:
 # The table
 
 
-# The recipe's key of each short one.
-KEYS = {
-    "warming": "schedule.warmup_steps", "drawing": "schedule.reconstruction_steps", "playing": "schedule.adversarial_steps",
-    "neighbours": "anonymizer.neighbours", "keep": "anonymizer.dims", "erase": "anonymizer.projection",
-    "rank": "anonymizer.leace_rank", "budget_weight": "budget.weight", "task_weight": "utility.weight",
-    "consistency": "utility.consistency_weight", "net": "anonymizer.network", "layers": "anonymizer.layers",
-    "heads": "anonymizer.heads",
-}  # fmt: skip
-PROJECTIONS = {
-    "looks": "motion",
-    "stills": "leace-static",
-    "identity": "leace-identity",
-    "attributes": "leace-attributes",
-}
-METHODS = {"paper": "splavu", "released": "splavu", "match": "matching", "ours": "subspace"}
-TRAINED = {"splavu": splavu.train_on, "matching": matching.train_on, "subspace": subspace.train_on}
-
-
 def recipe_of(row: Row, protocol: str, seed: int, tiny: bool) -> AdapterRecipe:
-    """The recipe of a row; its sources are banks that are at hand."""
-    method = METHODS[row.preset]
-    kind: Any = ADAPTER_RECIPES[method]
-    tasks = row.tasks if protocol == WORLD else ("action",)
-    data: dict[str, Any] = {"name": "synthetic", "static_batch": 256}
-    data |= {task: {"name": "synthetic"} for task in tasks if task != "action"}
-    if "detection" in data:
-        data["detection"]["batch"] = 4
-    plain: dict[str, dict[str, Any]] = {
-        "data": data,
-        "utility": {"detection": SMALL["detector"], "anomaly": SMALL["watcher"]},
-    }
-    for section, values in kind.PRESETS["ours" if row.preset == "match" else row.preset].items():
-        plain[section] = {**plain.get(section, {}), **values}
-    for short, value in (row.sets or {}).items():
-        if short == "budget":
-            short, value = "budget_weight", 0.0
-        section, _, key = KEYS[short].partition(".")
-        if short == "warming" and method == "subspace":
-            key = "steps"
-        plain.setdefault(section, {})[key] = PROJECTIONS.get(value, value) if short == "erase" else value
+    """The recipe of a row; its data are banks in memory."""
+    kind: Any = ADAPTER_RECIPES[row.method]
+    tasks = [task for task in row.tasks if task != "action"] if protocol == WORLD else []
+    sets: dict[str, Any] = {"data.name": "synthetic", "seed": seed, **SMALL}
+    sets |= {f"data.{task}.name": "synthetic" for task in tasks}
+    sets |= {"data.detection.batch": 4} if "detection" in tasks else {}
+    sets |= row.sets or {}
     if tiny:
-        steps = [
-            field
-            for field in config.as_dict(kind(data=splavu.FeatureData(name="synthetic")).schedule)
-            if "steps" in field
-        ]
-        plain["schedule"] = {**plain.get("schedule", {}), **dict.fromkeys(steps, 4)}
-    return config.checked({**plain, "seed": seed}, kind)
+        steps = (
+            ("schedule.steps",)
+            if row.method == "subspace"
+            else ("schedule.warmup_steps", "schedule.adversarial_steps")
+        )
+        sets |= dict.fromkeys(
+            (*steps, *(("schedule.reconstruction_steps",) if row.method == "splavu" else ())), 4
+        )
+    plain: dict[str, Any] = copy.deepcopy(kind.PRESETS[row.preset]) if row.preset else {}
+    for key, value in sets.items():
+        *tables, last = key.split(".")
+        table = plain
+        for name in tables:
+            table = table.setdefault(name, {})
+        table[last] = value
+    return config.checked(plain, kind)
 
 
 def made(row: Row, protocol: str, seed: int, bank: dict[str, Bank], given: argparse.Namespace) -> Adapter:
@@ -300,9 +300,7 @@ def made(row: Row, protocol: str, seed: int, bank: dict[str, Bank], given: argpa
     names = {"action": main_bank(protocol), "detection": "untrimmed", "anomaly": "surveillance"}
     use = {name: bank[names[name]] for name in recipe.data.sources()}  # type: ignore[attr-defined]
     device = torch.device(given.device)
-    training = TRAINED[METHODS[row.preset]](
-        recipe, {name: one.to("cpu") for name, one in use.items()}, device
-    )
+    training = TRAIN_ON[row.method](recipe, {name: one.to("cpu") for name, one in use.items()}, device)
     for _ in fit(training.phases, map(training.batch, range(recipe.steps))):
         pass
     weights = {name: value.detach().clone() for name, value in training.weights().items()}
@@ -501,7 +499,7 @@ def current(name: str) -> Current:
     code = "raw"
     if name != "raw":
         recipe = config.as_dict(recipe_of(ROWS[name], WORLD, 0, tiny=False))
-        code = records.digest(recipe, source_fingerprint(SPLAVU, anonymized))
+        code = records.digest(recipe, source_fingerprint(ADAPTER_RECIPES[ROWS[name].method], anonymized))
     budget = dataclasses.asdict(latents.Effort(turns=300))
     return Current(records.digest(code), records.digest(budget, source_fingerprint(latents.probed)))
 

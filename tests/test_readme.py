@@ -29,7 +29,9 @@ PACKAGES = {"--gallery": "dlib", "veil features": "lance"}  # of extras that a c
 SMALLER = {  # settings with which a recipe is trained here, by its method
     "prototypes": ("schedule.steps=3", "data.batch=4", "data.options.count=60"),
     "recognize": ("schedule.steps=3", "data.options.count=60"),
-    "splavu": ("detection=none", "action.options.count=24", "neighbours=4", "warming=1", "batch=8"),
+    "subspace": (
+        "data.detection=none", "data.options.count=24", "anonymizer.neighbours=4", "schedule.steps=1", "data.batch=8",
+    ),
 }
 pytestmark = pytest.mark.usefixtures("drawn_once")
 

@@ -342,8 +342,8 @@ def test_inputs_that_say_nothing(tmp_path, folder):
     clips.video(tmp_path / "twin" / "v0.mp4", made(4))
     for inputs, code in (
         ([], "input-missing"),
-        ([str(tmp_path / "bare")], "input-empty"),
-        ([str(tmp_path / "*.mp4")], "input-empty"),
+        ([str(tmp_path / "bare")], "no-inputs"),
+        ([str(tmp_path / "*.mp4")], "no-inputs"),
         ([str(folder), str(tmp_path / "twin")], "video-duplicate"),
     ):
         with refuses(code):

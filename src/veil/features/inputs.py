@@ -42,7 +42,8 @@ def read_videos(
 def _found(inputs: Sequence[str]) -> Iterator[tuple[str, Path]]:
     if not inputs:
         raise VeilError(
-            "there is nothing to extract: name videos, a folder, or a dataset with --data.", code="input-missing"
+            "there is nothing to extract: name videos, a folder, or a dataset with --data.",
+            code="input-missing",
         )
     for one in find_inputs(inputs, kinds=("video",)):
         yield video_id(one.place.as_posix()), Path(one.name)
