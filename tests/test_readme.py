@@ -30,7 +30,11 @@ SMALLER = {  # settings with which a recipe is trained here, by its method
     "prototypes": ("schedule.steps=3", "data.batch=4", "data.options.count=60"),
     "recognize": ("schedule.steps=3", "data.options.count=60"),
     "subspace": (
-        "data.detection=none", "data.options.count=24", "anonymizer.neighbours=4", "schedule.steps=1", "data.batch=8",
+        "data.detection=none",
+        "data.options.count=24",
+        "anonymizer.neighbours=4",
+        "schedule.steps=1",
+        "data.batch=8",
     ),
 }
 pytestmark = pytest.mark.usefixtures("drawn_once")

@@ -198,16 +198,22 @@ def test_it_is_the_papers_but_for_what_its_row_states(path):
     paper = config.checked({"data": {"name": "hmdb51"}, **SPLAVURecipe.PRESETS["paper"]}, SPLAVURecipe)
     found, expected = values(recipe), values(paper)
     same = [key for key in expected if not key.startswith(("data.", "schedule."))] + [
-        "schedule.lr",
+        "schedule.lr_anonymizer",
         "data.batch",
     ]
     differs = {key: found[key] for key in same if found[key] != expected[key] and key != "budget.cap"}
     assert differs == CHANGED.get(path.stem, {})
     assert recipe.budget.cap is None and recipe.data.encoder in ENCODERS and recipe.data.encoder != "veil"
     data, schedule = recipe.data, recipe.schedule
-    assert schedule.lr == schedule.lr_action
-    assert data.detection is None or (data.detection.name, schedule.lr_detection) == ("thumos14", schedule.lr)
-    assert data.anomaly is None or (data.anomaly.name, schedule.lr_anomaly) == ("ucf-crime", schedule.lr)
+    assert schedule.lr_anonymizer == schedule.lr_action
+    assert data.detection is None or (data.detection.name, schedule.lr_detection) == (
+        "thumos14",
+        schedule.lr_anonymizer,
+    )
+    assert data.anomaly is None or (data.anomaly.name, schedule.lr_anomaly) == (
+        "ucf-crime",
+        schedule.lr_anonymizer,
+    )
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=short)

@@ -511,14 +511,17 @@ def test_batches_have_only_known_labels(tiny):
 
 
 def test_a_recognizer_becomes_an_encoder_with_its_standardisation(tmp_path):
-    recipe = {"target": "action", "net": "small3d", "sees": "clips", "size": 28, "frames": 8, "length": 4}
+    data = {"target": "action", "size": 28, "max_frames": 8, "length": 4}
     net = video.make("small3d", 5, frames=4, size=28).eval()
-    told = {"mean": json.dumps([0.4, 0.5, 0.6]), "std": json.dumps([0.2, 0.25, 0.3])}
+    metadata = {"mean": json.dumps([0.4, 0.5, 0.6]), "std": json.dumps([0.2, 0.25, 0.3])}
 
-    def run(name: str, kind: str = "recognize", told: dict[str, str] | None = told, **more) -> Path:
-        made = Run.create(tmp_path / name, {**recipe, **more}, kind)
+    def run(
+        name: str, kind: str = "recognize", metadata: dict[str, str] | None = metadata, sees: str = "clips"
+    ) -> Path:
+        recipe = {"data": data, "utility": {"network": "small3d", "sees": sees}}
+        made = Run.create(tmp_path / name, recipe, kind)
         tensors = {key: value.contiguous() for key, value in net.state_dict().items()}
-        save_file(tensors, tmp_path / name / "weights.safetensors", told)
+        save_file(tensors, tmp_path / name / "weights.safetensors", metadata)
         made.finish()
         return tmp_path / name
 
@@ -536,15 +539,15 @@ def test_a_recognizer_becomes_an_encoder_with_its_standardisation(tmp_path):
     with refuses("run-kind"):
         make(run("spact", kind="spact"))
     with refuses("encoder-metadata"):
-        make(run("old", told=None))
+        make(run("old", metadata=None))
     with refuses("run-has-weights"):
         make(tmp_path / "good", weights="x.pth")
 
 
-def test_training_a_recognizer_tells_its_standardisation(tmp_path):
+def test_training_a_recognizer_stores_its_standardisation(tmp_path):
     (tmp_path / "recipe.toml").write_text(
-        'method = "recognize"\nnet = "small3d"\nsize = 16\nframes = 4\nlength = 2\nsteps = 2\nbatch = 8\n'
-        "[options]\ncount = 60\n"
+        'method = "recognize"\n[data]\nsize = 16\nmax_frames = 4\nlength = 2\nbatch = 8\noptions = { count = 60 }\n'
+        '[utility]\nnetwork = "small3d"\n[schedule]\nsteps = 2\n'
     )
     train(tmp_path / "recipe.toml", tmp_path / "run", device="cpu")
     encoder = make(tmp_path / "run")

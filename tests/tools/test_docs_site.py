@@ -40,6 +40,7 @@ def words(staged: Path, page: str) -> str:
 
 def test_every_method_has_a_page(staged):
     pages = {"selective": "selective.md", "prototypes": "prototypes.md"}
+    pages |= {"subspace": "methods/erase.md", "matching": "methods/splavu.md"}
     for name in ANONYMIZERS:
         text = words(staged, pages.get(name, "methods/filters.md"))
         assert f"**`{name}`**" in text or f"--method {name}" in text, name

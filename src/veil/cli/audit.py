@@ -139,6 +139,8 @@ def _forget(further: object) -> int:
     from veil.audit.cache import cache_folder, forget
 
     if further:
-        raise VeilError("--forget only deletes the cache: leave out what is to be audited.", code="forget-alone")
+        raise VeilError(
+            "--forget only deletes the cache: leave out what is to be audited.", code="forget-alone"
+        )
     print_result(f"{forget()} files deleted from {cache_folder()}")
     return 0

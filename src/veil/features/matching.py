@@ -29,7 +29,7 @@ from veil.core import VeilError
 from veil.features.adapter import Context, NetworkAdapter
 from veil.features.bank import Bank
 from veil.features.projection import ProjectionConfig, fit_projection, fit_scale
-from veil.features.task_heads import TaskHeads, UtilityConfig
+from veil.features.task_heads import FeatureUtility, TaskHeads
 from veil.features.training_data import FeatureBatch, FeatureBatches, FeatureData, check_one_encoder
 from veil.training.fit import Phase, PhaseSequence, Setup, Step, Terms
 from veil.training.recipe import STRICT, Seed, Training
@@ -65,7 +65,7 @@ class MatchingSchedule:
 
     warmup_steps: Annotated[int, Field(ge=0)] = 200
     adversarial_steps: Annotated[int, Field(ge=0)] = 1000
-    lr: Annotated[float, Field(gt=0)] = 3e-4  # of the adapter
+    lr_anonymizer: Annotated[float, Field(gt=0)] = 3e-4  # of the adapter
     lr_action: Annotated[float, Field(gt=0)] = 1e-3
     lr_detection: Annotated[float, Field(gt=0)] = 1e-3
     lr_anomaly: Annotated[float, Field(gt=0)] = 1e-3
@@ -79,7 +79,7 @@ class MatchingRecipe:
 
     data: FeatureData
     anonymizer: MatchingConfig = Field(default_factory=MatchingConfig)
-    utility: UtilityConfig = Field(default_factory=UtilityConfig)
+    utility: FeatureUtility = Field(default_factory=FeatureUtility)
     budget: MatchingBudget = Field(default_factory=MatchingBudget)
     schedule: MatchingSchedule = Field(default_factory=MatchingSchedule)
     seed: Seed = 0
@@ -218,12 +218,18 @@ def train_on(
     heads = tuple(modules.heads.by_task.values())
     matchers = (modules.matchers,) if len(modules.matchers) else ()
     rates = {"action": plan.lr_action, "detection": plan.lr_detection, "anomaly": plan.lr_anomaly}
-    scales = tuple(rates[name] / plan.lr for name in modules.heads.by_task)
+    scales = tuple(rates[name] / plan.lr_anonymizer for name in modules.heads.by_task)
 
     def warmup() -> Phase[FeatureBatch]:
-        scale = (*scales, *((plan.lr_matcher / plan.lr,) if matchers else ()))
+        scale = (*scales, *((plan.lr_matcher / plan.lr_anonymizer,) if matchers else ()))
         step = Step(
-            "warmup", (*heads, *matchers), modules.warmup, plan.lr, "adamw", plan.weight_decay, lr_scale=scale
+            "warmup",
+            (*heads, *matchers),
+            modules.warmup,
+            plan.lr_anonymizer,
+            "adamw",
+            plan.weight_decay,
+            lr_scale=scale,
         )
         return Phase([step], setup)
 
@@ -234,7 +240,7 @@ def train_on(
                 "adversarial",
                 trained,
                 modules.adversarial,
-                plan.lr,
+                plan.lr_anonymizer,
                 "adamw",
                 plan.weight_decay,
                 lr_scale=scale,

@@ -30,7 +30,7 @@ from veil.core import VeilError
 from veil.features.adapter import Context, NetworkAdapter
 from veil.features.bank import Bank
 from veil.features.projection import fit_scale
-from veil.features.task_heads import TaskHeads, UtilityConfig
+from veil.features.task_heads import FeatureUtility, TaskHeads
 from veil.features.training_data import FeatureBatch, FeatureBatches, FeatureData, check_one_encoder
 from veil.training.fit import Phase, PhaseSequence, Setup, Step, Terms
 from veil.training.losses import chance_loss, clamped, nt_xent
@@ -67,7 +67,7 @@ class SPLAVUSchedule:
     reconstruction_steps: Annotated[int, Field(ge=0)] = 700
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     adversarial_steps: Annotated[int, Field(ge=0)] = 700
-    lr: Annotated[float, Field(gt=0)] = 1e-4  # of the adapter
+    lr_anonymizer: Annotated[float, Field(gt=0)] = 1e-4  # of the adapter
     lr_reconstruction: Annotated[float, Field(gt=0)] = 2e-5
     lr_action: Annotated[float, Field(gt=0)] = 1e-4
     lr_detection: Annotated[float, Field(gt=0)] = 1e-3
@@ -81,7 +81,7 @@ class SPLAVURecipe:
 
     data: FeatureData
     anonymizer: NetworkConfig = Field(default_factory=NetworkConfig)
-    utility: UtilityConfig = Field(default_factory=lambda: UtilityConfig(consistency_weight=100.0))
+    utility: FeatureUtility = Field(default_factory=lambda: FeatureUtility(consistency_weight=100.0))
     budget: StaticBudget = Field(default_factory=StaticBudget)
     schedule: SPLAVUSchedule = Field(default_factory=SPLAVUSchedule)
     seed: Seed = 0
@@ -183,20 +183,28 @@ def train_on(
     setup = Setup(seed=recipe.seed, clip=1.0, devices=devices)
     heads = tuple(modules.heads.by_task.values())
     rates = {"action": plan.lr_action, "detection": plan.lr_detection, "anomaly": plan.lr_anomaly}
-    scales = tuple(rates[name] / plan.lr for name in modules.heads.by_task)
+    scales = tuple(rates[name] / plan.lr_anonymizer for name in modules.heads.by_task)
 
     def reconstruct() -> Phase[FeatureBatch]:
         step = Step("reconstruct", (modules.adapter,), modules.reconstruct, plan.lr_reconstruction, "adamw")
         return Phase([step], setup)
 
     def warmup() -> Phase[FeatureBatch]:
-        step = Step("warmup", heads, modules.warmup, plan.lr, "adamw", plan.weight_decay, lr_scale=scales)
+        step = Step(
+            "warmup", heads, modules.warmup, plan.lr_anonymizer, "adamw", plan.weight_decay, lr_scale=scales
+        )
         return Phase([step], setup)
 
     def adversarial() -> Phase[FeatureBatch]:
         trained, scale = (modules.adapter, *heads), (1.0, *scales)
         step = Step(
-            "adversarial", trained, modules.adversarial, plan.lr, "adamw", plan.weight_decay, lr_scale=scale
+            "adversarial",
+            trained,
+            modules.adversarial,
+            plan.lr_anonymizer,
+            "adamw",
+            plan.weight_decay,
+            lr_scale=scale,
         )
         return Phase([step], setup)
 

@@ -52,7 +52,7 @@ class HeadsConfig:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class UtilityConfig(HeadsConfig):
+class FeatureUtility(HeadsConfig):
     """What an adapter that is trained must preserve."""
 
     weight: Annotated[float, Field(ge=0)] = 1.0  # ω_T

@@ -105,10 +105,10 @@ def _of_run(folder: Path) -> FrozenEncoder:
     path, name = weights_in(folder), folder.resolve().name
     if run.kind == "encoder":
         return load_compact(path, name)
-    recipe = run.recipe
-    if recipe["sees"] != "clips":
+    data, utility = run.recipe["data"], run.recipe["utility"]
+    if utility["sees"] != "clips":
         raise VeilError(
-            f'{folder} was trained on {recipe["sees"]}, and an encoder sees clips: train one with sees = "clips".',
+            f'{folder} was trained on {utility["sees"]}, and an encoder takes clips: train one with utility.sees = "clips".',
             code="run-not-of-clips",
         )
     tensors, metadata = _read_with_metadata(path)
@@ -117,16 +117,17 @@ def _of_run(folder: Path) -> FrozenEncoder:
             f"{path} lacks the mean and deviation of its clips: train it again.",
             code="encoder-metadata",
         )
-    length = min(recipe["length"], recipe["frames"])
-    last = video.make(recipe["net"], 1).last
+    network, frames = utility["network"], data["max_frames"]
+    length = min(data["length"], frames)
+    last = video.make(network, 1).last
     outputs = next(len(value) for key, value in tensors.items() if key.startswith(f"{last}."))
-    net = video.make(recipe["net"], outputs, frames=length, size=recipe["size"])
-    load_published(net, tensors, f"{path} is not a file of weights of '{recipe['net']}'", ())
-    every = recipe["frames"] // length
+    net = video.make(network, outputs, frames=length, size=data["size"])
+    load_published(net, tensors, f"{path} is not a file of weights of '{network}'", ())
+    every = frames // length
     return FrozenEncoder(
         name,
         RecognizerBackbone(net),
-        size=recipe["size"],
+        size=data["size"],
         length=length * every,
         mean=metadata["mean"],
         std=metadata["std"],
