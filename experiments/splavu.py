@@ -210,15 +210,15 @@ def _chunks(samples: Sequence[Sample], size: int = 64) -> list[Sequence[Sample]]
 
 def action_encoder(name: str, dataset: Dataset, size: int, given: argparse.Namespace) -> FrozenEncoder:
     """A network that was trained for the actions of raw videos."""
-    from veil.apps import train as training
+    from veil.apps import recognize
 
-    training.read_data = lambda *_, **__: dataset  # decoded once
+    recognize.read_data = lambda *_, **__: dataset  # decoded once
     run = given.output / f"recognizer-{name}"
     if not (run / "weights.safetensors").exists():
         steps = 4 if given.tiny else 900
-        sets = (f"size={size}", "frames=16", "length=16", f"steps={steps}")
+        sets = (f"data.size={size}", "data.max_frames=16", "data.length=16", f"schedule.steps={steps}")
         recipe = given.output / "recognize.toml"
-        recipe.write_text('method = "recognize"\nnet = "small3d"\ndata = "synthetic"\n')
+        recipe.write_text('method = "recognize"\n')
         train(recipe, run, sets=sets, device=given.device)
     return encoders.make(run, device=given.device)
 
