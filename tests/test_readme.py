@@ -108,9 +108,9 @@ def reader(tmp_path_factory) -> Reader:
 def small_suite(monkeypatch):
     """The quick suite and the pictures of datasets, made smaller."""
     suite = SUITES["quick"]
-    efforts = {sees: replace(effort, steps=2, batch=4) for sees, effort in suite.efforts.items()}
-    restoring = replace(suite.restoring, steps=2, batch=4)
-    smallest = replace(suite, size=32, videos=60, efforts=efforts, restoring=restoring)
+    budgets = {key: replace(budget, steps=2, batch=4) for key, budget in suite.budgets.items()}
+    reconstruction = replace(suite.reconstruction, steps=2, batch=4)
+    smallest = replace(suite, size=32, videos=60, budgets=budgets, reconstruction=reconstruction)
     monkeypatch.setitem(SUITES, "quick", smallest)
     monkeypatch.setattr(synthetic, "show", partial(synthetic.show, size=32))
 

@@ -66,7 +66,7 @@ def recipe(tmp_path) -> Path:
 def test_a_run_leaves_weights_that_begin_an_attack(recipe, tmp_path):
     seen = []
     weights = train(
-        recipe, tmp_path / "run", every=4, device="cpu", progress=lambda *told: seen.append(told[:2])
+        recipe, tmp_path / "run", every=4, device="cpu", progress=lambda *done: seen.append(done[:2])
     )
     assert seen == [(4, 12), (8, 12), (12, 12)]
     about = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -106,22 +106,22 @@ def test_two_processes_make_one_run(recipe, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "value"),
     [
-        (RECIPE.replace('"recognize"', '"spactt"'), "is of method 'spactt'"),
+        (RECIPE.replace('"recognize"', '"spactt"'), "spactt"),
         (RECIPE.replace("steps", "stepps"), "schedule.stepps"),
         (RECIPE.replace("steps = 12", 'steps = "many"'), "steps"),
         (RECIPE.replace('"small3d"', '"smal3d"'), "smal3d"),
         (RECIPE + 'target = "nothing"', "target"),
         (RECIPE.replace("60 }", '60, kind = "stills" }\ntarget = "identity"'), "identity"),
-        ("steps = 3", "does not say of which method"),
+        ("steps = 3", "method"),
     ],
 )
-def test_bad_recipes_are_one_sentence(text, sentence, tmp_path):
+def test_an_error_of_a_recipe_names_the_value(text, value, tmp_path):
     (tmp_path / "recipe.toml").write_text(text)
     with pytest.raises(VeilError) as caught:
         train(tmp_path / "recipe.toml", tmp_path / "run", device="cpu")
-    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+    assert value in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from torch import distributed
 
 from veil.apps.recognize import RecognizeRecipe
-from veil.core import VeilError
+from veil.core import Progress, VeilError
 from veil.data.listing import NoFolder
 from veil.features.registry import RECIPES as FEATURE_RECIPES
 from veil.methods.recipes import RECIPES as PIXEL_RECIPES
@@ -35,9 +35,6 @@ from veil.training.fit import (
 )
 from veil.training.recipe import Recipe, Training
 from veil.training.run import Run
-
-Progress = Callable[[int, int, dict[str, float]], None]  # step, steps in all, what was measured last
-
 
 RECIPES: dict[str, type[Recipe]] = {
     **PIXEL_RECIPES,
@@ -58,7 +55,10 @@ def train(
     tensorboard: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Train a recipe into a run folder, and return the weights that were best on validation data."""
+    """Train a recipe into a run folder, and return the weights that were best on validation data.
+
+    `progress` gets the step, the number of steps, and the values that were measured last.
+    """
     method = config.kind_of(recipe)
     if method not in RECIPES:
         raise VeilError(
@@ -198,7 +198,8 @@ def _run_loop(
         run.save(phases, best=better)
         best = found["val"] if better else best
         if progress:
-            progress(measured.step, steps, {**{k: float(v) for k, v in measured.terms.items()}, **found})
+            values = {name: float(value) for name, value in measured.terms.items()} | found
+            progress(measured.step, steps, ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
         if stopped:
             break
     if world_size() > 1:

@@ -44,10 +44,11 @@ def train(
     from veil.apps.train import train as run_training
 
     with progress_bar("training", "steps") as bar:
-        last: dict[str, float] = {}
+        last = ""
 
-        def progress(done: int, total: int, measured: dict[str, float]) -> None:
-            last.update(measured)
+        def progress(done: int, total: int | None, message: str | None = None) -> None:
+            nonlocal last
+            last = message or ""
             bar(done, total)
 
         try:
@@ -65,6 +66,5 @@ def train(
             if (Path(output) / "run.json").is_file():  # else it was stopped before it had begun
                 interrupt.args = ("The same command with --resume continues the run.",)
             raise
-    values = ", ".join(f"{name} {value:.4g}" for name, value in last.items())
-    print_result(f"weights: {weights}" + (f"  (last: {values})" if values else ""))
+    print_result(f"weights: {weights}" + (f"  (last: {last})" if last else ""))
     return 0
