@@ -37,4 +37,4 @@ class Traces(Anonymizer):
 
 ANONYMIZERS["traces"] = Traces
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["list"])
+    main(sys.argv[1:] or ["list", "methods"])

@@ -462,13 +462,33 @@ def test_a_place_that_cannot_be_written_to(arguments, tmp_path):
     assert files(tmp_path) == ["file"]
 
 
-def test_list_tells_every_method_and_parameter():
+def test_list_methods_shows_every_method_and_parameter():
     from veil.methods import ANONYMIZERS, parameters
 
-    told = called("list").stdout
+    shown = called("list", "methods").stdout
     for name, kind in ANONYMIZERS.items():
-        assert name in told and all(parameter.name in told for parameter in parameters(kind))
-    assert "blur:weak" in told and "did" not in told
+        assert name in shown and all(parameter.name in shown for parameter in parameters(kind))
+    assert "blur:weak" in shown
+
+
+def test_list_shows_everything_that_has_a_name():
+    from veil.apps.listing import LISTS
+
+    everything = called("list")
+    assert everything.returncode == 0 and everything.stderr == ""
+    for kind, entries in LISTS.items():
+        one = called("list", kind).stdout
+        for entry in entries():
+            assert entry.description and entry.name in one and entry.name in everything.stdout
+    refused(called("list", "cats"), "cats", "datasets")
+
+
+def test_methods_and_datasets_are_listed_without_torch():
+    code = "import sys; sys.modules['torch'] = None; from veil.cli import main; main(sys.argv[1:])"  # not installed
+    for kind, expected in (("methods", 0), ("datasets", 0), ("encoders", 2)):
+        done = subprocess.run([sys.executable, "-c", code, "list", kind], capture_output=True, text=True)
+        assert done.returncode == expected, done.stderr
+        assert "Traceback" not in done.stderr and ("veil-video[learn]" in done.stderr) == bool(expected)
 
 
 def test_doctor_names_what_is_missing_and_how_to_get_it(tmp_path):

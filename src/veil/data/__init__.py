@@ -23,7 +23,10 @@ def _synthetic(
     seed: int = 0,
     size: int = 112,
 ) -> Dataset:
-    """See `synthetic.read`; its options stand here, too, so that they can be checked without torch."""
+    """Synthetic dataset: rendered people with known actions, identities and attributes; needs torch.
+
+    See `synthetic.read`; its options stand here, too, so that they can be checked without torch.
+    """
     from veil.data import synthetic  # needs torch, which the others do not
 
     return synthetic.read(root, kind=kind, count=count, seed=seed, size=size)
