@@ -17,17 +17,14 @@ RECIPE = Path(__file__).parents[1] / "recipes" / "prototypes-synthetic.toml"
 LESS = ("schedule.steps=8", "data.batch=4", "data.options.count=40")
 
 
-def tell(step: int, steps: int, measured: dict[str, float]) -> None:
-    """Say how far it is."""
-    if step in (1, steps):
-        print(
-            f"step {step} of {steps}: " + ", ".join(f"{name} {value:.3f}" for name, value in measured.items())
-        )
+def show(step: int, steps: int | None, message: str | None = None) -> None:
+    """Print the progress; the message holds the losses."""
+    print(f"step {step} of {steps}: {message}")
 
 
 with tempfile.TemporaryDirectory() as folder:
     run = Path(folder, "run")
-    weights = train(RECIPE, run, sets=LESS, device="cpu", progress=tell)  # `veil train RECIPE -o RUN --set …`
+    weights = train(RECIPE, run, sets=LESS, device="cpu", progress=show)  # `veil train RECIPE -o RUN --set …`
     anonymizer = veil.make(str(run))  # `veil anonymize VIDEO -o SAFE --with RUN`
     clip = to_clip(sample(length=32, size=(96, 72)))[None]  # (1, 3, T, H, W) in [0, 1]
     safe = anonymizer(clip)

@@ -66,9 +66,8 @@ def train(given: argparse.Namespace) -> None:
     print(f"{each * 1000:.1f} ms a step: {steps} steps", flush=True)
     started = time.perf_counter()
 
-    def progress(step: int, total: int, numbers: dict[str, float]) -> None:
-        told = " ".join(f"{name} {value:.3f}" for name, value in numbers.items())
-        print(f"{step}/{total} {time.perf_counter() - started:.0f} s  {told}", flush=True)
+    def progress(step: int, total: int | None, message: str | None = None) -> None:
+        print(f"{step}/{total} {time.perf_counter() - started:.0f} s  {message}", flush=True)
 
     output = given.out / "encoder.safetensors"
     with tempfile.TemporaryDirectory() as folder:  # checkpoints are of no use afterwards

@@ -64,7 +64,7 @@ def extras_required() -> Iterator[None]:
 class Progress(Protocol):
     """Receives how much of a task is done; `total` is None where it is unknown, `message` names the current part."""
 
-    def __call__(self, done: int, total: int | None, message: str | None = None) -> None:
+    def __call__(self, done: int, total: int | None, message: str | None = None, /) -> None:
         """Take note of the progress so far."""
         ...
 
