@@ -105,7 +105,7 @@ class MethodRecords:
         """The strongest attacker, of each seed."""
         return self.best("leakage", ("oblivious", "adaptive", "reconstruction"))
 
-    @cached_property
+    @property
     def status(self) -> Status:
         """Whether code and suite of all seeds are those of this checkout."""
         return records.worst(
@@ -204,10 +204,9 @@ def by_network(methods: Sequence[MethodRecords]) -> str:
             ]
             cells.append(mean_and_range(chosen))
         lines.append(f"| {by} | {target} | {' | '.join(cells)} |")
-    states = [one.status for one in methods]
     marked = (records.measured_at(one.records, one.status) for one in methods)
     lines.append(f"| measured at | | {' | '.join(marked)} |")
-    return "\n".join(lines) + records.legend(states)
+    return "\n".join(lines) + records.legend(one.status for one in methods)
 
 
 def missing(folder: Path, protocol: str, names: Iterable[str]) -> str:

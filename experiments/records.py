@@ -134,8 +134,8 @@ def status(record: Record, current: Callable[[Record], Current]) -> Status:
 
 def worst(statuses: Iterable[Status]) -> Status:
     """The status of several records together."""
-    order: Sequence[Status] = ("current", "unknown", "changed")
-    return max(statuses, key=order.index, default="current")
+    found = set(statuses)
+    return "changed" if "changed" in found else "unknown" if "unknown" in found else "current"
 
 
 def measured_at(records: Sequence[Record], state: Status) -> str:

@@ -34,6 +34,7 @@ from safetensors.torch import save as serialize
 
 from experiments import filters, records
 from experiments.records import Current, Record, Status
+from veil.apps import recognize
 from veil.apps.train import train
 from veil.audit import latents
 from veil.audit.provenance import source_fingerprint
@@ -210,8 +211,6 @@ def _chunks(samples: Sequence[Sample], size: int = 64) -> list[Sequence[Sample]]
 
 def action_encoder(name: str, dataset: Dataset, size: int, given: argparse.Namespace) -> FrozenEncoder:
     """A network that was trained for the actions of raw videos."""
-    from veil.apps import recognize
-
     recognize.read_data = lambda *_, **__: dataset  # decoded once
     run = given.output / f"recognizer-{name}"
     if not (run / "weights.safetensors").exists():
@@ -591,8 +590,8 @@ def table_of(rows: Rows, protocol: str, names: Sequence[str]) -> str:
             records.measured_at(rows[protocol, name], status_of(rows[protocol, name])),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    states = [status_of(rows[protocol, name]) for name in names if (protocol, name) in rows]
-    return "\n".join(lines) + records.legend(states)
+    shown = (rows[protocol, name] for name in names if (protocol, name) in rows)
+    return "\n".join(lines) + records.legend(map(status_of, shown))
 
 
 def status_of(found: Sequence[Record]) -> Status:

@@ -110,3 +110,13 @@ def test_every_record_has_provenance(protocol: str) -> None:
         else:
             assert one.method in {*learned_report.METHODS, *learned.ROWS, *learned.FIXED}
             assert records.measurements(one)
+
+
+@pytest.mark.parametrize("name", learned.ROWS)
+def test_the_recipe_of_every_row_is_read(name: str) -> None:
+    assert len(learned.code_of(name)) == 64
+
+
+@pytest.mark.parametrize("name", splavu.ROWS)
+def test_the_recipe_of_every_row_of_features_is_read(name: str) -> None:
+    assert len(splavu.current(name).code) == 64
