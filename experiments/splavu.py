@@ -6,7 +6,7 @@
 
 `banks` extracts features with the built-in encoder; of UTD-MHAD, also with a network that was trained for its actions; and with
 one that was trained for the actions of biased videos, features of these and of unbiased ones. A row of the table is an adapter
-that is fitted on the training videos and evaluated as in `veil.audit.latents`: tasks and attackers are trained anew on
+that is fitted on the training videos and evaluated as in `veil.audit.features`: tasks and attackers are trained anew on
 anonymized features, selected on validation videos and scored on test videos. Each is a record in
 docs/results/features-PROTOCOL.jsonl (`experiments.records`); records that exist are not made again.
 """
@@ -36,7 +36,12 @@ from experiments import filters, records
 from experiments.records import Current, Record, Status
 from veil.apps import recognize
 from veil.apps.train import train
-from veil.audit import latents
+from veil.audit.features.anomaly import evaluate_anomaly
+from veil.audit.features.bias import evaluate_bias
+from veil.audit.features.detection import evaluate_detection
+from veil.audit.features.gait import evaluate_gait
+from veil.audit.features.inversion import evaluate_inversion, invert_features
+from veil.audit.features.probes import PROBES, ProbeBudget, train_probe
 from veil.audit.provenance import source_fingerprint
 from veil.data import Dataset, Sample, read
 from veil.data.synthetic import painted_on
@@ -317,7 +322,7 @@ def judge(
     protocol: str, bank: dict[str, Bank], raw: dict[str, Bank] | None, seed: int, given: argparse.Namespace
 ) -> dict[str, Any]:
     """All that is asked of features; ``raw``: those before anonymization."""
-    effort = latents.Effort(steps=20, turns=4) if given.tiny else latents.Effort(turns=300)
+    budget = ProbeBudget(steps=20, head_steps=4) if given.tiny else ProbeBudget(head_steps=300)
     out: dict[str, Any] = {}
 
     def put(name: str, score: Any) -> None:
@@ -325,51 +330,51 @@ def judge(
 
     main = bank[main_bank(protocol)]
     parts = [main.split(name) for name in ("train", "val", "test")]
-    told = latents.probed("linear", "action", *parts, seed=seed, effort=effort)
+    told = train_probe("linear", "action", *parts, seed=seed, budget=budget)
     put("utility action", told.score)
     out["utility action"]["validation"] = round(told.val, 4)  # by which a keep is chosen
     if protocol == WORLD:
-        for name, task in (("untrimmed", latents.detected), ("surveillance", latents.watched)):
+        for name, task in (("untrimmed", evaluate_detection), ("surveillance", evaluate_anomaly)):
             use = "detection" if name == "untrimmed" else "anomaly"
             split = [bank[name].split(part) for part in ("train", "val", "test")]
-            put(f"utility {use}", task(*split, seed=seed, effort=effort).score)
+            put(f"utility {use}", task(*split, seed=seed, budget=budget).score)
     targets = ("identity",) if protocol in UTD else ("identity", "attributes")
     for target in targets:
-        for probe in latents.PROBES:
+        for probe in PROBES:
             put(
                 f"leakage {target} {probe}",
-                latents.probed(probe, target, *parts, seed=seed, effort=effort).score,
+                train_probe(probe, target, *parts, seed=seed, budget=budget).score,
             )
         if raw is not None:
             before = raw[main_bank(protocol)]
             known = [before.split("train"), before.split("val"), parts[2]]
             put(
                 f"leakage {target} oblivious",
-                latents.probed("mlp", target, *known, seed=seed, effort=effort).score,
+                train_probe("mlp", target, *known, seed=seed, budget=budget).score,
             )
     if protocol in UTD:
         return out
     split = [bank["bias" if protocol == WORLD else BIAS].split(part) for part in ("train", "val", "test")]
-    accuracy, gap, groups = latents.gap(split[0], split[1], split[2], "gender", seed=seed, effort=effort)
+    accuracy, gap, groups = evaluate_bias(split[0], split[1], split[2], "gender", seed=seed, budget=budget)
     put("bias accuracy", accuracy)
     put("bias gap", gap)
     for name, score in groups.items():
         put(f"bias {name}", score)
     if protocol == BIAS:
         return out
-    put("leakage gait rank-1", latents.walked(bank["gait"]))
-    put("leakage gait rank-1 across views", latents.walked(bank["gait"], across_views=True))
+    put("leakage gait rank-1", evaluate_gait(bank["gait"]))
+    put("leakage gait rank-1 across views", evaluate_gait(bank["gait"], across_views=True))
     for target in ("action", "identity"):
         put(f"search {target}", nearest(main, target))
     pictures = load_file(given.banks / "clips.pictures.safetensors")["pictures"].float().div(255)
     rows = {
         name: [i for i, s in enumerate(main.samples) if s.split == name] for name in ("train", "val", "test")
     }
-    drawn, own = latents.inverted(
+    drawn, own = invert_features(
         parts[0], pictures[rows["train"]], parts[1:], seed=seed, steps=20 if given.tiny else 500
     )
     truths = [part.truth("identity") for part in parts]
-    put("leakage identity inversion", latents.seen_in([own, *drawn], truths, parts).score)
+    put("leakage identity inversion", evaluate_inversion([own, *drawn], truths, parts).score)
     return out
 
 
@@ -499,8 +504,8 @@ def current(name: str) -> Current:
     if name != "raw":
         recipe = config.as_dict(recipe_of(ROWS[name], WORLD, 0, tiny=False))
         code = records.digest(recipe, source_fingerprint(ADAPTER_RECIPES[ROWS[name].method], anonymized))
-    budget = dataclasses.asdict(latents.Effort(turns=300))
-    return Current(records.digest(code), records.digest(budget, source_fingerprint(latents.probed)))
+    budget = dataclasses.asdict(ProbeBudget(head_steps=300))
+    return Current(records.digest(code), records.digest(budget, source_fingerprint(train_probe)))
 
 
 def read_rows(folder: Path) -> Rows:

@@ -434,7 +434,9 @@ def test_a_body_file_that_is_absent_or_another(tmp_path):
 
 
 def test_without_body_weights_one_sentence_says_what_to_do(tmp_path, monkeypatch):
-    entry = weights.WeightsFile("osnet.onnx", "00", 1, "MIT", "distinguishes bodies", url="https://example.org")
+    entry = weights.WeightsFile(
+        "osnet.onnx", "00", 1, "MIT", "distinguishes bodies", url="https://example.org"
+    )
     monkeypatch.setitem(weights.WEIGHTS, bodies.OSNET, entry)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(weights.FOLDER_VARIABLE, raising=False)

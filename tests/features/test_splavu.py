@@ -154,7 +154,7 @@ def test_every_preset_trains_with_all_tasks(method, preset, steps):
 )
 def test_it_hides_the_identity_and_keeps_the_action(method, anonymizer):
     """Against an attacker that is trained on the output; made features, where both are known."""
-    from veil.audit import latents
+    from veil.audit.features.probes import train_probe
 
     bank = made_bank(videos=450, dim=16)
     steps = {"schedule": {"adversarial_steps": 30}} if method == "matching" else {}
@@ -168,7 +168,7 @@ def test_it_hides_the_identity_and_keeps_the_action(method, anonymizer):
 
     def accuracy(of, target):
         parts = [of.split(name) for name in ("train", "val", "test")]
-        return latents.probed("kernel", target, *parts).score.value
+        return train_probe("kernel", target, *parts).score.value
 
     assert accuracy(bank, "identity") > 0.9 and accuracy(bank, "action") > 0.9
     assert accuracy(after, "action") > 0.9

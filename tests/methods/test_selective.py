@@ -214,7 +214,9 @@ def test_motion_survives(monkeypatch):
     looks(monkeypatch, square)
     estimator, error = Dis("medium"), {}
     for carry in ("recursive", "eq4", "iid"):
-        out = [estimator.prepare(image) for image in through("selective", np.stack(frames), carry=carry, **BARE)]
+        out = [
+            estimator.prepare(image) for image in through("selective", np.stack(frames), carry=carry, **BARE)
+        ]
         errors = []
         for t in (3, 6, 9, 11):
             forward, _ = estimator.estimate(out[t], out[t + 1])

@@ -105,7 +105,11 @@ class TrainedRecognizer:
         mean, std, numbers = (tensors.pop(f"audit.{name}") for name in ("mean", "std", "numbers"))
         outputs = len(videos.classes(target))
         frames = videos.frames
-        net = KernelClassifier(outputs) if recognizer.solved else build(recognizer, outputs, frames.shape[1:3], budget)
+        net = (
+            KernelClassifier(outputs)
+            if recognizer.solved
+            else build(recognizer, outputs, frames.shape[1:3], budget)
+        )
         trained = TrainedRecognizer(recognizer, net, target, mean, std, budget)
         if isinstance(net, KernelClassifier):
             net.mean, net.scale = tensors["mean"], tensors["scale"]

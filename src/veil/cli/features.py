@@ -244,12 +244,14 @@ def audit_features(
     output
         A JSON file for the results.
     """
-    from veil.apps.features_audit import audit_store
+    from veil.audit.features.comparison import audit_store
 
     table = Table("target", "probe", "attacker", "score", "chance", "raw", "left", box=None)
     for row in audit_store(store, after, target, seed=seed, device=device, output=output):
-        numbers = (row.value, row.chance, row.raw, row.left)
-        table.add_row(row.target, row.by, row.knows, *("" if n is None else f"{n:.3f}" for n in numbers))
+        numbers = (row.score.value, row.score.chance, row.raw, row.left)
+        table.add_row(
+            row.target, row.probe, row.knowledge, *("" if n is None else f"{n:.3f}" for n in numbers)
+        )
     out.print(table)
     return 0
 

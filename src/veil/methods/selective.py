@@ -148,9 +148,9 @@ class Selective(Anonymizer):
     opacity: Annotated[
         float, Field(ge=0, le=1, description="soft: at least this much noise, from the threshold on")
     ] = 0.0
-    flow: Annotated[FlowName, Field(description="optical flow: DIS, or RAFT, which needs weights and a GPU")] = (
-        "fast"
-    )
+    flow: Annotated[
+        FlowName, Field(description="optical flow: DIS, or RAFT, which needs weights and a GPU")
+    ] = "fast"
     seed: Annotated[
         int | None,
         Field(ge=0, description="makes an experiment repeatable, and the noise predictable [unpredictable]"),
