@@ -6,7 +6,7 @@
 `delay` shows a looped video at its own 30 frames a second, as from a camera, and prints milliseconds from the moment a frame came in
 to the moment it was shown, and the processor's milliseconds for a frame, decoding included. `start` is the whole of `veil anonymize --with model.onnx` for a video of one frame, from the shell
 until the file is there, beside what Python and Veil need before any model is read; the goal is two seconds. On a machine that has other
-work, the processor time tells more.
+work, compare the processor time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What `veil export` wrote, read back: one ONNX file that holds a network and how video goes through it; torch is not needed.
+"""Models of `veil export`: one ONNX file that holds a network and how a video goes through it; torch is not needed.
 
-Of an anonymizer, ``frames`` ``(N, T, h, w, 3)`` in bytes go in and ``drawn`` of the same shape come out, so that whoever runs it
-scales nothing. Of an adapter, ``features`` ``(B, N, D)`` become ``changed`` ones; where clips of a video see each other, ``mask``
-``(B, N)`` says which of them are there.
+An anonymizer maps ``frames`` ``(N, T, h, w, 3)`` uint8 to ``anonymized`` ones of the same shape, so that no caller has to scale
+anything. An adapter maps ``features`` ``(B, N, D)`` to ``anonymized`` ones; where the clips of a video see each other, ``mask``
+``(B, N)`` marks which of them exist.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from veil.nn.onnx import session
 if TYPE_CHECKING:
     import onnxruntime
 
-MOST = 1  # frames that are redrawn at once, or a block of them: more would be late, and no faster
+MAX_FRAMES = 1  # anonymized at once, or a block of them: more would add delay, and no speed
 Features = npt.NDArray[np.float32]  # (B, N, D)
 Mask = npt.NDArray[np.bool_]  # (B, N)
 _Length = Annotated[int, Field(ge=0, le=1024)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
-class Seen:
-    """What the file of an anonymizer says of how video goes through it: see `ClipContext`."""
+class ContextMetadata:
+    """How a video goes through the network, as the metadata of a file states it: see `ClipContext`."""
 
     side: Annotated[int, Field(ge=8, le=4096)]
     skip: Annotated[int, Field(ge=1, le=60)]
@@ -42,8 +42,8 @@ class Seen:
     future: _Length
     square: bool
 
-    def shape(self) -> ClipContext:
-        """The same, as video is redrawn by it."""
+    def context(self) -> ClipContext:
+        """The same as a `ClipContext`."""
         return ClipContext(self.side, self.skip, self.past, self.block, self.future, self.square)
 
 
@@ -59,57 +59,60 @@ class Exported(Anonymizer):
 
     @cached_property
     def shape(self) -> ClipContext:
-        """What the network sees at once."""
+        """The clip that the network sees at once."""
         try:
-            given: dict[str, Any] = {name: self.told.get(name) for name in ClipContext._fields}
-            return Seen(**given).shape()
+            given: dict[str, Any] = {name: self.metadata.get(name) for name in ClipContext._fields}
+            return ContextMetadata(**given).context()
         except ValidationError as error:
             raise VeilError(
-                f"{self.model} says of itself what cannot be ({error.errors()[0]['loc'][0]}): export it again."
+                f"the metadata of {self.model} are not valid ({error.errors()[0]['loc'][0]}): export it again.",
+                code="model-metadata",
             ) from error
 
     @property
-    def told(self) -> dict[str, Any]:
-        """All that the file says of itself."""
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the file."""
         return self._opened[1]
 
     @property
     def name(self) -> str:
-        """See `Anonymizer`: what it was trained by."""
-        return str(self.told.get("method", "exported"))
+        """See `Anonymizer`: the method by which it was trained."""
+        return str(self.metadata.get("method", "exported"))
 
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         """See `Anonymizer`."""
-        return anonymized(windows, self._redraw, self.shape, MOST)
+        return anonymized(windows, self._anonymize, self.shape, MAX_FRAMES)
 
     def ahead(self) -> int:
         """See `Anonymizer`."""
-        return self.shape.ahead(MOST)
+        return self.shape.ahead(MAX_FRAMES)
 
     @cached_property
-    def _redraw(self) -> ClipFunction:
+    def _anonymize(self) -> ClipFunction:
         model, _ = self._opened
 
-        def redraw(clips: Frames) -> Frames:
+        def anonymize(clips: Frames) -> Frames:
             try:
-                (drawn,) = model.run(None, {"frames": clips})
+                (output,) = model.run(None, {"frames": clips})
             except Exception as error:  # onnxruntime's own classes derive from Exception alone
                 why = str(error).splitlines()[0]
                 raise VeilError(
-                    f"{self.model} fails on clips of {clips.shape[2]}×{clips.shape[3]} ({why}): export it again."
+                    f"{self.model} fails on clips of {clips.shape[2]}×{clips.shape[3]} ({why}): export it again.",
+                    code="model-fails",
                 ) from error
-            drawn = np.asarray(drawn)
-            if drawn.shape != clips.shape or drawn.dtype != np.uint8:
+            output = np.asarray(output)
+            if output.shape != clips.shape or output.dtype != np.uint8:
                 raise VeilError(
-                    f"{self.model} made {drawn.dtype} {drawn.shape} of frames {clips.shape}: export it again."
+                    f"{self.model} returned {output.dtype} {output.shape} for frames {clips.shape}: export it again.",
+                    code="model-fails",
                 )
-            return drawn
+            return output
 
-        return redraw
+        return anonymize
 
 
 def load(path: str | Path) -> Exported:
-    """The anonymizer in a file; what is none is refused now, not in the middle of a video."""
+    """The anonymizer in a file; any other file is refused now, not in the middle of a video."""
     anonymizer = Exported(str(path))
     _ = anonymizer.shape
     return anonymizer
@@ -117,52 +120,60 @@ def load(path: str | Path) -> Exported:
 
 def load_adapter(path: str | Path) -> Callable[..., Features]:
     """The adapter in a file: features ``(B, N, D)``, and a mask where it needs one, to anonymized features."""
-    model, told = opened(path, "features")
+    model, metadata = opened(path, "features")
     names = [given.name for given in model.get_inputs()]
 
-    def changed(features: Features, mask: Mask | None = None) -> Features:
-        if features.ndim != 3 or features.shape[2] != told["dim"]:
+    def anonymize(features: Features, mask: Mask | None = None) -> Features:
+        if features.ndim != 3 or features.shape[2] != metadata["dim"]:
             raise VeilError(
-                f"{path} takes features (B, N, {told['dim']}) of {told['encoder']}, got {features.shape}: "
-                "they are those of another encoder."
+                f"{path} takes features (B, N, {metadata['dim']}) of {metadata['encoder']}, got {features.shape}: "
+                "extract them with that encoder.",
+                code="features-differ",
             )
         given: dict[str, Any] = {"features": features.astype(np.float32, copy=False)}
         if "mask" in names:
             given["mask"] = np.ones(features.shape[:2], np.bool_) if mask is None else mask
         return np.asarray(model.run(None, given)[0])
 
-    return changed
+    return anonymize
 
 
 def opened(
     path: str | Path, kind: Literal["frames", "features"]
 ) -> tuple[onnxruntime.InferenceSession, dict[str, Any]]:
-    """A file of `veil export` that changes frames, or features: its model, and what it says of itself."""
+    """The model and the metadata of a file of `veil export`, for frames or for features."""
     path = Path(path)
     if not path.is_file():
-        raise VeilError(f"{path} is not there: `veil export METHOD -o {path.name}` writes such a file.")
-    with io_errors(path, advice="check its permissions"):
-        held = path.read_bytes()
-    try:
-        model = session(held)  # not by its name: a file that leans on others is not whole
-    except VeilError as error:
-        raise VeilError(f"{path} is no ONNX model that can be read; export it again.") from error
-    try:
-        told = {key: json.loads(text) for key, text in model.get_modelmeta().custom_metadata_map.items()}
-    except ValueError:
-        told = {}
-    if "veil" not in told or told.get("kind") not in ("frames", "features"):
         raise VeilError(
-            f"{path} is a model that Veil did not write: name a file of `veil export`, or the folder of a run."
+            f"{path} does not exist: write it with `veil export METHOD -o {path.name}`.", code="model-missing"
         )
-    if told["kind"] != kind:
-        what, instead = (
-            ("an adapter, which changes features and no frames", "name the model of an anonymizer")
+    with io_errors(path, advice="check its permissions"):
+        content = path.read_bytes()
+    try:
+        model = session(content)  # not by its name, so that it cannot refer to other files
+    except VeilError as error:
+        raise VeilError(
+            f"{path} is not a readable ONNX model: export it again.", code="model-unreadable"
+        ) from error
+    try:
+        metadata = {key: json.loads(text) for key, text in model.get_modelmeta().custom_metadata_map.items()}
+    except ValueError:
+        metadata = {}
+    if "veil" not in metadata or metadata.get("kind") not in ("frames", "features"):
+        raise VeilError(
+            f"{path} is not a model of Veil: name a file of `veil export`, or the folder of a run.",
+            code="model-foreign",
+        )
+    if metadata["kind"] != kind:
+        found, advice = (
+            ("an adapter of features", "name the model of an anonymizer")
             if kind == "frames"
-            else ("an anonymizer of frames, which changes no features", "name the model of an adapter's run")
+            else ("an anonymizer of frames", "name the model of an adapter")
         )
-        raise VeilError(f"{path} is {what}: {instead}.")
+        raise VeilError(f"{path} is {found}: {advice}.", code="model-kind")
     names = [given.name for given in model.get_inputs()]
     if names[:1] != [kind] or len(model.get_outputs()) != 1:
-        raise VeilError(f"{path} takes {', '.join(names)} and not {kind}: export it again.")
-    return model, told
+        raise VeilError(
+            f"{path} takes {', '.join(names)} and not {kind}: export it again.", code="model-inputs"
+        )
+    return model, metadata

@@ -70,7 +70,7 @@ class ExportableAdapter:
             encoder = None
         if encoder is not None and encoder.fingerprint == adapter.fingerprint:
             data = read("synthetic", size=encoder.size, count=32)
-            description = f"{adapter.encoder} features of 32 videos of the synthetic world"
+            description = f"{adapter.encoder} features of 32 videos of the synthetic dataset"
             if videos:
                 samples = [Sample(str(i), "test", Path(path)) for i, path in enumerate(videos)]
                 data = Dataset("videos", samples, read_frames)

@@ -72,7 +72,7 @@ class ExportableAnonymizer:
             dataset = read("synthetic", size=96, count=8)
             for video in dataset.samples:
                 clips += _clips(dataset.frames(video), self.shape)
-            description = "the demo's video and 8 of the synthetic world"
+            description = "the demo's video and 8 of the synthetic dataset"
         # Spread over all videos; each clip is a run of its own, because a run takes one size.
         chosen = [clips[i] for i in np.unique(np.linspace(0, len(clips) - 1, CLIPS).astype(int))]
         return [{"frames": clip} for clip in chosen], description

@@ -101,7 +101,7 @@ CATALOGUE = (
         "Everything, replaced by an action",
         "Every pixel: people, clothes and the place are replaced by a coarse grey video of one of twelve actions.",
         "Which of the twelve actions the network recognized, right or wrong.",
-        "On real video it often shows a wrong action. It was trained on drawn people; several people are shown as one.",
+        "On real video it often shows a wrong action. It was trained on synthetic people; several people are shown as one.",
         "prototypes",
         measured=(
             Measurement(

@@ -344,7 +344,7 @@ async function start(event) {
     state.video = null;  // the job has it now, and deletes it
     sessionStorage.setItem("job", job.job);
     state.command = command(json);
-    $("stage").scrollIntoView({ block: "nearest" });
+    $("viewer").scrollIntoView({ block: "nearest" });
     follow(job.job);
   } catch (error) {
     if (error.gone) state.video = null;
@@ -460,7 +460,7 @@ function finish(id, job) {
   $("save").href = `jobs/${id}/anonymized.mp4?save`;
   $("save").textContent = `Download the video (${size(result.bytes)})`;
   $("save-report").href = `jobs/${id}/report.json?save`;
-  $("keep").textContent = `It is kept here for ${Math.round(job.keep / 60) || 1} minutes. The video you brought is deleted already.`;
+  $("keep").textContent = `It is kept here for ${Math.round(job.keep / 60) || 1} minutes. Your video is deleted already.`;
   $("forget").onclick = async () => { await call(`jobs/${id}`, { method: "DELETE" }).catch(() => {}); clearResult(); ready(); empty("after", "Deleted."); announce("Deleted."); };
   $("cli").textContent = state.command || "";
   $("cli").closest("details").hidden = !state.command;

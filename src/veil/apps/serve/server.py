@@ -15,7 +15,7 @@ from veil.apps.serve.jobs import COMMAND
 from veil.apps.serve.sessions import MIN_PASSWORD
 from veil.apps.serve.site import ServerSettings, Site
 from veil.apps.serve.uploads import Limits
-from veil.core import VeilError
+from veil.core import VeilError, io_errors
 
 PACKAGES = ("starlette", "uvicorn")  # of the extra `ui`
 
@@ -100,12 +100,8 @@ def read_password(file: str | None = None) -> str | None:
     """The password from a file's first line or the environment; never an argument, which other users could see."""
     if file is None:
         return os.environ.get("VEIL_PASSWORD") or None
-    try:
+    with io_errors(file, advice="pass a text file", code="password-unreadable", errors=(OSError, ValueError)):
         lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise VeilError(
-            f"the password file {file} cannot be read: pass a text file.", code="password-unreadable"
-        ) from error
     return lines[0].strip() if lines else None
 
 
