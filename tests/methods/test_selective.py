@@ -1,6 +1,7 @@
 """Selective obfuscation: nothing is left of what is hidden, its motion is, and nobody flashes up in between."""
 
 import dataclasses
+import re
 import shutil
 import weakref
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 
 import clips
 import veil
-from conftest import SHARED, needs_shared
+from conftest import ROOT, SHARED, needs_shared
 from errors import refuses
 from motion_clips import texture
 from veil.apps.demo import sample
@@ -383,6 +384,13 @@ def test_a_name_that_is_none(hide, words):
 def test_a_part_without_the_part_network_is_said():
     with pytest.raises(VeilError, match="no template 'clothes': it takes the part network"):
         make("selective:parts=false,hide=clothes")
+
+
+def test_the_model_card_states_the_default_of_tiles():
+    card = (ROOT / "docs" / "parts.md").read_text()
+    stated = re.findall(r"`tiles=(\d)`, the default of\s+`selective`", card)
+    chosen = make("selective")
+    assert isinstance(chosen, selective.Selective) and stated and {*stated} == {str(chosen.tiles)}
 
 
 def test_a_name_twice_is_one_name():
