@@ -17,42 +17,44 @@ from veil.methods.streaming import ClipContext, ClipFunction, anonymized
 from veil.nn.onnx import session
 
 BUILTIN_PROTOTYPES = Path(__file__).with_name("prototypes.onnx")
-MOST = 24  # frames that are redrawn at once
+CHUNK = 24  # frames that are anonymized at once
 
 
 @dataclass(frozen=True)
 class Prototypes(Anonymizer):
-    """Learned: draws what everybody would have shown doing the same, in large grey cells (docs/prototypes.md)."""
+    """Learned: shows the mean video of the action (its prototype) instead, in large grey cells (docs/prototypes.md)."""
 
     skip: Annotated[
         int,
-        Field(ge=1, le=60, description="frames from one that is looked at to the next: a tenth of a second"),
+        Field(
+            ge=1, le=60, description="frames from one that the network takes to the next: a tenth of a second"
+        ),
     ] = 3
 
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         """See `Anonymizer`."""
-        return anonymized(windows, _everyone()[0], self.shape, MOST)
+        return anonymized(windows, _model()[0], self.shape, CHUNK)
 
     def ahead(self) -> int:
         """See `Anonymizer`."""
-        return self.shape.ahead(MOST)
+        return self.shape.ahead(CHUNK)
 
     @property
     def shape(self) -> ClipContext:
-        """What the network sees at once."""
-        told = _everyone()[1]
-        past, block, future = (told[name] * self.skip for name in ("past", "block", "future"))
-        return ClipContext(told["side"], 1, past, block, future, square=True)
+        """The frames that the network takes at once."""
+        metadata = _model()[1]
+        past, block, future = (metadata[name] * self.skip for name in ("past", "block", "future"))
+        return ClipContext(metadata["side"], 1, past, block, future, square=True)
 
 
 @cache
-def _everyone() -> tuple[ClipFunction, dict[str, int]]:
-    """What redraws clips, and what the model's file tells of itself."""
+def _model() -> tuple[ClipFunction, dict[str, int]]:
+    """The function that anonymizes clips, and the metadata of the model's file."""
     model = session(BUILTIN_PROTOTYPES)
-    told = {key: json.loads(value) for key, value in model.get_modelmeta().custom_metadata_map.items()}
-    cell = told["cell"]
+    metadata = {key: json.loads(value) for key, value in model.get_modelmeta().custom_metadata_map.items()}
+    cell = metadata["cell"]
 
-    def redraw(clips: Frames) -> Frames:
+    def anonymize(clips: Frames) -> Frames:
         count, length, height, width, _ = clips.shape
         half = cell // 2
         grey = clips.mean(-1, dtype=np.float32) / 255
@@ -61,4 +63,4 @@ def _everyone() -> tuple[ClipFunction, dict[str, int]]:
         grey = np.rint(np.asarray(cells) * 255).astype(np.uint8).repeat(cell, 2).repeat(cell, 3)
         return np.repeat(grey[..., None], 3, -1)
 
-    return redraw, told
+    return anonymize, metadata
