@@ -29,7 +29,7 @@ Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels; x1 and y1 a
 
 
 class VeilError(Exception):
-    """A user's mistake or a bad input: one sentence that says what is wrong, with which value, and what to do.
+    """A user's mistake or a bad input: one sentence: what is wrong, with which value, and what to do.
 
     `code` is a short stable name of the error, such as ``"input-missing"``: programs and tests match it, never the sentence.
     """

@@ -25,13 +25,13 @@ from veil.media import processes
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
-TRIES = 3  # workers that may die of a item before it counts as lost
-_SHORT = 1.0  # seconds: a worker that results faster is given the next item ahead
+TRIES = 3  # workers that may die of an item before it is given up
+_SHORT = 1.0  # seconds: a worker that is faster gets the next item ahead of its result
 _STORE = 256 << 20  # bytes of results that wait, in a cluster that is started here; more would go to its disk
 
 
 class GivenUp(NamedTuple):
-    """Instead of an answer: there will be none."""
+    """Instead of a result: there will be none."""
 
     why: str
 
@@ -40,26 +40,26 @@ class VeilWorker(Generic[ItemT, ResultT]):
     """A worker as the cluster runs it, and as its lists name it."""
 
     def begin(self, make: Callable[[], Callable[[ItemT], ResultT]]) -> None:
-        """Make what results; not on construction, whose errors Ray tells in words of its own."""
-        self._answer = make()
+        """Make the function; not on construction, whose errors Ray reports in its own way."""
+        self._function = make()
 
-    def answer(self, item: ItemT) -> ResultT:
-        """What came of one item."""
-        return self._answer(item)
+    def run(self, item: ItemT) -> ResultT:
+        """The result of one item."""
+        return self._function(item)
 
 
 @dataclass(eq=False)
 class _Actor:
-    """A worker from here: what it was given and has not ready, oldest first; None is to begin."""
+    """A worker as seen from here: the items whose results are due, oldest first; None stands for its start."""
 
     actor: Any
-    given: deque[tuple[Any, int | None]]  # what Ray results by, and which item
+    given: deque[tuple[Any, int | None]]  # the future of the result, and which item
     since: float = 0.0  # when it began with the oldest
-    ahead: bool = False  # whether it is given the next item before it has ready
+    ahead: bool = False  # whether it is given the next item before the last result is there
 
 
 def check_workers(ray: str | None, workers: int | None, gpus: float) -> None:
-    """Raise `VeilError` where no workers can be had as asked for; ``ray`` is the address, None: this machine's processes."""
+    """Raise `VeilError` where these workers cannot be had; ``ray`` is the address, None: this machine's processes."""
     if workers is not None and workers < 1:
         raise VeilError(f"{workers} workers are too few: give 1 or more.", code="workers")
     if gpus < 0 or (gpus and ray is None):
@@ -76,9 +76,9 @@ def run_on_cluster(
     workers: int | None = None,
     gpus: float = 0,
 ) -> Generator[tuple[ItemT, ResultT | GivenUp]]:
-    """Every item with its answer, in the order in which they are ready.
+    """Every item with its result, in the order in which they are ready.
 
-    ``make`` is called once in each worker, and what it makes results items; both must survive being pickled. The first of
+    ``make`` is called once in each worker, and the function that it returns is called with each item; both must survive being pickled. The first of
     the items are begun first. Raises `VeilError` where there is no cluster at the address, or no worker can be made.
     """
     if not items:
@@ -95,7 +95,7 @@ def run_on_cluster(
         def assign(worker: _Actor) -> None:
             while waiting and len(worker.given) < 1 + worker.ahead:
                 number = waiting.popleft()
-                worker.given.append((worker.actor.answer.remote(items[number]), number))
+                worker.given.append((worker.actor.run.remote(items[number]), number))
 
         while waiting or any(number is not None for worker in running for _, number in worker.given):
             while waiting and len(running) < size:
@@ -106,13 +106,13 @@ def run_on_cluster(
             for ready in ray.wait([*oldest], num_returns=len(oldest), timeout=0)[0]:
                 worker = oldest[ready]
                 _, number = worker.given.popleft()
-                answer: ResultT | GivenUp | None = None
+                result: ResultT | GivenUp | None = None
                 try:
-                    answer = ray.get(ready)
+                    result = ray.get(ready)
                 except ray.exceptions.RayTaskError as error:
                     if number is None:
                         raise _no_worker(error.cause) from error
-                    answer = GivenUp(f"this is a defect of Veil ({_line(error.cause)})")
+                    result = GivenUp(f"this is a defect of Veil ({_line(error.cause)})")
                 except ray.exceptions.RayError as error:  # the worker is dead, or its machine
                     running.remove(worker)
                     ray.kill(worker.actor)
@@ -125,7 +125,7 @@ def run_on_cluster(
                         continue
                     if number is None:
                         raise _no_worker(error) from error
-                    answer = GivenUp(f"{TRIES} workers died of it")
+                    result = GivenUp(f"{TRIES} workers died of it")
                 else:
                     now = time.monotonic()
                     worker.ahead = number is not None and now - worker.since < _SHORT
@@ -136,7 +136,7 @@ def run_on_cluster(
                         running.remove(worker)
                         ray.kill(worker.actor)
                 if number is not None:
-                    yield items[number], cast(ResultT | GivenUp, answer)
+                    yield items[number], cast(ResultT | GivenUp, result)
                 deaths[None] = 0
     finally:
         for worker in running:
@@ -178,12 +178,12 @@ def connect(address: str, workers: int | None = None) -> tuple[Any, bool]:
 
 
 def _size(ray: Any, workers: int | None, gpus: float) -> int:
-    """How many workers there is room for, or as many as are asked for."""
+    """How many workers there is room for, or as many as were requested."""
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     most = max((machine.get("GPU", 0) for machine in machines), default=0)
     if gpus > most:  # Ray would wait for such a machine
         raise VeilError(
-            f"--gpus-per-worker {gpus:g} is asked for, but no machine of the cluster has more than {most:g} GPUs: "
+            f"--gpus-per-worker {gpus:g} was given, but no machine of the cluster has more than {most:g} GPUs: "
             "give less, or leave it out.",
             code="gpus-per-worker",
         )
@@ -194,7 +194,7 @@ def _size(ray: Any, workers: int | None, gpus: float) -> int:
 
 
 def _no_worker(why: object) -> VeilError:
-    """That there will be no workers: in the words of the worker where they are a sentence."""
+    """The error that no worker could be made: the worker's own where that is a `VeilError`."""
     if isinstance(why, VeilError):
         return why
     return VeilError(
@@ -204,5 +204,5 @@ def _no_worker(why: object) -> VeilError:
 
 
 def _line(error: object) -> str:
-    """The first line of what an error says, or its name."""
+    """The first line of an error's message, or its name."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

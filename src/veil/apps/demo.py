@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from veil.apps.pipeline import anonymize_video
-from veil.apps.report import Report, draw_sheet, save_picture
+from veil.apps.report import Report
+from veil.apps.sheets import draw_sheet, save_picture
 from veil.core import Anonymizer, Frames, Progress
 from veil.media.sinks import open_sink
 from veil.media.sources import open_source

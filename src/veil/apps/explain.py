@@ -69,14 +69,14 @@ class _Stretch(NamedTuple):
 
 
 class ExplanationFolder:
-    """A folder of pictures that say why; it is there, or its files are in it, only when all of them are whole."""
+    """A folder of pictures that explain; it is there, or its files are in it, only when all of them are whole."""
 
     def __init__(self, folder: Path, *, overwrite: bool):
         self._folder, self._overwrite = folder, overwrite
         self._files: dict[str, str] = {}  # by what was looked for
         self._kept: list[_Sample] = []
         self._looked, self._step = 0, 1  # frames that could be samples, and which of them are
-        self._course = _Course()
+        self._coverage = _Coverage()
         with io_errors(self._folder, "written"):
             if folder.exists() and not folder.is_dir():
                 raise VeilError(
@@ -96,11 +96,11 @@ class ExplanationFolder:
             self._table.write("frame,seconds,share\n")
 
     def add(self, seconds: float, explained: FrameExplanation) -> None:
-        """Learn of the frame that comes next, shown at this second; its picture is kept only if it is a sample."""
-        share = float((~(explained.hidden < 0.5)).mean())  # what is no number counts as hidden
+        """Add the next frame, shown at this second; its picture is kept only if it is a sample."""
+        share = float((~(explained.hidden < 0.5)).mean())  # NaN counts as hidden
         with io_errors(self._folder, "written"):
-            self._table.write(f"{self._course.frames},{seconds:.6f},{share:.4f}\n")
-        self._course.add(seconds, share)
+            self._table.write(f"{self._coverage.frames},{seconds:.6f},{share:.4f}\n")
+        self._coverage.add(seconds, share)
         if explained.maps is None:
             return
         self._name(explained.maps)
@@ -115,7 +115,7 @@ class ExplanationFolder:
 
     def finish(self) -> None:
         """Draw the pictures; they get their place when the context is left without an error."""
-        pictures = {"coverage.png": self._course.drawn()}
+        pictures = {"coverage.png": self._coverage.draw()}
         if self._kept:
             shown = _spread(self._kept, _SHOWN)
             for name, file in self._files.items():
@@ -142,12 +142,12 @@ class ExplanationFolder:
             try:
                 self._table.close()
             except OSError:
-                pass  # the disk is full, which was said before; the draft goes anyway
+                pass  # the disk is full, which was reported before; the draft is removed anyway
             finally:
                 shutil.rmtree(self._draft, ignore_errors=True)
 
     def _name(self, names: Iterable[str]) -> None:
-        """Give each thing that was not met before a file, and refuse at once if that exists."""
+        """Give each target that is new a file, and refuse at once if that exists."""
         for name in names:
             if name in self._files:
                 continue
@@ -185,7 +185,7 @@ class ExplanationFolder:
                 path.replace(self._folder / path.name)
 
 
-class _Course:
+class _Coverage:
     """The share of the frame that was hidden, over time; its memory does not grow with the video."""
 
     _POINTS = 1024
@@ -208,7 +208,7 @@ class _Course:
             self._stretches = [a.with_(b) if b else a for a, b in pairs]
         self.frames, self._last = self.frames + 1, seconds
 
-    def drawn(self, width: int = 1100, height: int = 400) -> Image.Image:
+    def draw(self, width: int = 1100, height: int = 400) -> Image.Image:
         """The curve of the means, on the range from the least to the most of each stretch."""
         picture = Image.new("RGB", (width, height), "white")
         draw = ImageDraw.Draw(picture)
@@ -247,9 +247,11 @@ class _Course:
             _text(draw, (at, bottom + 9), f"{mark:.{digits}f}", "ma")
         _text(draw, ((left + right) // 2, height - 10), word, "md", colour=_FAINT)
         _text(draw, (left, 14), "share of the frame that was hidden", "la", 18)
-        words = f"{100 * total / max(1, self.frames):.1f} % on average, {100 * low:.1f} to {100 * high:.1f} %"
+        caption = (
+            f"{100 * total / max(1, self.frames):.1f} % on average, {100 * low:.1f} to {100 * high:.1f} %"
+        )
         count = f"{self.frames} frame{'s' * (self.frames != 1)}"
-        _text(draw, (right, 18), f"{words}, {count}", "ra", colour=_FAINT)
+        _text(draw, (right, 18), f"{caption}, {count}", "ra", colour=_FAINT)
         return picture
 
     def _curve(
@@ -296,13 +298,13 @@ def _marks(first: float, last: float) -> list[float]:
 
 
 def _spread(samples: Sequence[_Sample], most: int) -> list[_Sample]:
-    """At most so many of the samples, evenly spaced, the first and the last among them."""
+    """At most `most` of the samples, evenly spaced, the first and the last among them."""
     at = np.linspace(0, len(samples) - 1, min(most, len(samples))).round().astype(int)
     return [samples[i] for i in at]
 
 
 def _bytes(values: npt.NDArray[np.float32]) -> _Bytes:
-    """A map with values from 0 to 1 in 255ths, no larger than a sample; what is no number counts as hidden."""
+    """A map with values from 0 to 1 in 255ths, no larger than a sample; NaN counts as hidden."""
     values = np.clip(np.nan_to_num(values, nan=1.0), 0, 1).astype(np.float32)
     if max(values.shape) > _SIDE:
         small = cv2.resize(values, _fit(values.shape, _SIDE), interpolation=cv2.INTER_AREA)
@@ -335,7 +337,7 @@ def _inferno(values: _Bytes) -> _Bytes:
 
 
 def _tile(sample: _Sample, name: str | None, side: int, seconds: float | None = None) -> Image.Image:
-    """One heat map of a sample (None: of what was hidden, outlined) with some words below it."""
+    """One heat map of a sample (None: of what was hidden, outlined) with a caption below it."""
     frame = _resized(sample.frame, _fit(sample.frame.shape, side))
     if name is None:
         picture = np.ascontiguousarray(_heat(frame, sample.hidden))
@@ -343,20 +345,20 @@ def _tile(sample: _Sample, name: str | None, side: int, seconds: float | None = 
         lines, _ = cv2.findContours(inside, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(picture, lines, -1, (0, 0, 0), 3, cv2.LINE_AA)
         cv2.drawContours(picture, lines, -1, _OUTLINE, 1)
-        words = f"{100 * sample.share:.1f} % hidden"
+        caption = f"{100 * sample.share:.1f} % hidden"
     else:
         picture = _heat(frame, sample.maps[name])
-        words = f"highest {sample.maps[name].max() / 255:.2f}"
-    return _captioned(picture, words if seconds is None else f"{seconds:.2f} s, {words}", side)
+        caption = f"highest {sample.maps[name].max() / 255:.2f}"
+    return _captioned(picture, caption if seconds is None else f"{seconds:.2f} s, {caption}", side)
 
 
-def _captioned(picture: _Bytes, words: str, side: int) -> Image.Image:
-    """A picture in a place that has room for the words below it."""
+def _captioned(picture: _Bytes, caption: str, side: int) -> Image.Image:
+    """A picture with a caption below it."""
     height, width = picture.shape[:2]
     room = max(width, min(side, 170))
     tile = Image.new("RGB", (room, height + _LINE), "white")
     tile.paste(Image.fromarray(picture), ((room - width) // 2, 0))
-    _text(ImageDraw.Draw(tile), (room // 2, height + 4), words, "ma", 13, room)
+    _text(ImageDraw.Draw(tile), (room // 2, height + 4), caption, "ma", 13, room)
     return tile
 
 
@@ -416,7 +418,7 @@ def _head(page: Image.Image, title: str) -> None:
 def _text(
     draw: ImageDraw.ImageDraw,
     at: tuple[int, int],
-    words: str,
+    caption: str,
     anchor: str,
     size: int = 14,
     room: int | None = None,
@@ -424,8 +426,8 @@ def _text(
 ) -> None:
     """Words at a place, cut off where they do not fit into `room` pixels."""
     font = ImageFont.load_default(size)
-    if room and draw.textlength(words, font) > room:
-        while words and draw.textlength(words + "...", font) > room:
-            words = words[:-1]
-        words += "..."
-    draw.text(at, words, fill=colour, font=font, anchor=anchor)
+    if room and draw.textlength(caption, font) > room:
+        while caption and draw.textlength(caption + "...", font) > room:
+            caption = caption[:-1]
+        caption += "..."
+    draw.text(at, caption, fill=colour, font=font, anchor=anchor)

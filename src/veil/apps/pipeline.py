@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from veil.apps.explain import ExplanationFolder
-from veil.apps.report import Preview, Report, ReportBuilder, ReportFile, either
+from veil.apps.report import Report, ReportBuilder, ReportFile, either
+from veil.apps.sheets import Preview
 from veil.core import Anonymizer, FrameExplanation, Frames, Progress, Veiled, VeilError
 from veil.media.sinks import open_sink
 from veil.media.sources import open_source

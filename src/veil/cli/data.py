@@ -39,7 +39,7 @@ def check(
     json
         Answer in JSON, with everything that was found.
     """
-    from veil.apps.report import save_picture
+    from veil.apps.sheets import save_picture
     from veil.data.check import check as check_dataset
 
     result = check_dataset(name, root, data_options(option), sheet=24 if sheet else 6)

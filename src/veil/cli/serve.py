@@ -15,10 +15,10 @@ def serve(
     password_file: str | None = None,
     certificate: str | None = None,
     key: str | None = None,
-    most_megabytes: int = 500,
-    most_minutes: float = 10,
+    max_megabytes: int = 500,
+    max_minutes: float = 10,
     keep_minutes: float = 30,
-    at_once: int = 1,
+    jobs: int = 1,
 ) -> int:
     """Serve a web app on which videos are anonymized: to this machine alone, and nothing leaves it.
 
@@ -34,13 +34,13 @@ def serve(
         PEM file of a certificate, so that the web app is served by HTTPS; needs --key.
     key
         PEM file of the certificate's key.
-    most_megabytes
-        Of an upload.
-    most_minutes
-        Of a video.
+    max_megabytes
+        Largest upload.
+    max_minutes
+        Longest video.
     keep_minutes
         How long results are kept; uploads are deleted when the work on them ends.
-    at_once
+    jobs
         Videos that are worked on at the same time; others wait.
     """
     from veil.apps.serve.server import read_password
@@ -48,7 +48,7 @@ def serve(
     from veil.apps.serve.uploads import Limits
 
     limits = Limits(
-        bytes=most_megabytes * 2**20, seconds=60 * most_minutes, keep=60 * keep_minutes, running=at_once
+        bytes=max_megabytes * 2**20, seconds=60 * max_minutes, keep=60 * keep_minutes, running=jobs
     )
     run_server(
         port=port,

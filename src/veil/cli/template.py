@@ -104,7 +104,7 @@ def show_template(
     overwrite
         Replace a picture that exists.
     """
-    from veil.apps.report import draw_sheet, save_picture
+    from veil.apps.sheets import draw_sheet, save_picture
     from veil.people.overlays import draw_matches
 
     if Path(output).exists() and not overwrite:

@@ -201,7 +201,7 @@ class LibavSource:
                 continue  # go on only to count the others
             stated = None if frame.pts is None else (frame.pts - self._start) * self._ticks
             pts = self._clock.tick(stated, self._step)
-            if times:  # what containers say of durations is in the order of decoding, and often wrong
+            if times:  # durations in containers are in the order of decoding, and often wrong
                 times[-1] = FrameTime(times[-1].pts, pts - times[-1].pts)
             if len(times) == length:
                 yield FrameWindow(frames, times)

@@ -167,8 +167,8 @@ def _kind(place: Path) -> Kind | None:
 
 
 def _either(kinds: Collection[Kind]) -> str:
-    words = {"video": "video", "image": "picture"}
-    return " and no ".join(words[kind] for kind in ALL_KINDS if kind in kinds)
+    names = {"video": "video", "image": "picture"}
+    return " and no ".join(names[kind] for kind in ALL_KINDS if kind in kinds)
 
 
 def _nothing(message: str) -> VeilError:

@@ -26,7 +26,7 @@ class StillSource:
         try:
             with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
                 pages = getattr(image, "n_frames", 1)
-                # Phones add to a JPEG what is no page: depth, brightness, a preview. Pillow calls that MPO.
+                # Phones add other images to a JPEG: depth, brightness, a preview. Pillow calls that MPO.
                 if pages > 1 and image.format != "MPO":
                     raise VeilError(
                         f"{path} holds {pages} pictures: save them one by one, or as a video.",
