@@ -109,8 +109,8 @@ class TeDSPADRecipe:
             with torch.set_grad_enabled(anonymized.requires_grad):
                 positive = modules.anonymizer(batch.other_view())
                 negative = modules.anonymizer(batch.other_clip())
-            embeddings = (utility.embedding(clip) for clip in (anonymized, positive, negative))
-            return triplet(*embeddings, distinctiveness.margin)
+            anchor, near, far = (utility.embedding(clip) for clip in (anonymized, positive, negative))
+            return triplet(anchor, near, far, distinctiveness.margin)
 
         def anonymizer_loss(batch: TrainingBatch) -> Terms:
             anonymized = modules.anonymized(batch)
