@@ -340,7 +340,7 @@ def test_adversarial_descends_the_strongest(kind):
 
 
 @torch.no_grad()
-def test_bdq_and_stprivacy_play_the_same_game():
+def test_bdq_and_stprivacy_descend_the_supervised_losses():
     training = after_two_steps(bdq())
     check_supervised(training, "entropy", 2.0, whole=True)
     training = after_two_steps(token_selection(ratio={"weight": 3.0}))
@@ -376,7 +376,7 @@ def check_supervised(
 
 
 @torch.no_grad()
-def test_elr_learns_from_all_motions_and_keeps_the_best(monkeypatch):
+def test_elr_learns_from_all_transforms_and_keeps_the_best(monkeypatch):
     training = recipe_of(
         ELRRecipe,
         {key: SMALL[key] for key in ("data", "utility")},
@@ -444,7 +444,7 @@ def gradient(term: Tensor, network: nn.Module) -> float:
     return sum(float(g.abs().sum()) for g in found if g is not None)
 
 
-def test_the_penalty_steers_above_the_bound_only():
+def test_the_penalty_has_a_gradient_above_the_bound_only():
     for bound, detached, steers in ((0.0, False, True), (0.9, False, False), (0.0, True, False)):
         training = penalty(penalty={"bound": bound, "detached": detached}).training(CPU, 1)
         term = terms(training, "anonymize", fixed(training))["penalty"]
@@ -452,7 +452,7 @@ def test_the_penalty_steers_above_the_bound_only():
         assert (float(term.detach()) > 0) == (bound == 0)
 
 
-def test_no_bound_is_no_weight_is_spact():
+def test_penalty_without_bound_or_weight_is_spact():
     def played(recipe: Any) -> dict[str, Tensor]:
         training = recipe.training(CPU, 1)
         for number in range(5):
@@ -469,7 +469,7 @@ def test_no_bound_is_no_weight_is_spact():
     assert any(not torch.equal(value, unbound[name]) for name, value in tight.items())
 
 
-def test_above_the_cap_nothing_is_gained():
+def test_above_the_cap_the_budget_has_no_gradient():
     for cap, steers in ((None, True), (5.0, True), (0.0, False)):
         training = after_two_steps(small(budget={"cap": cap}))
         batch = training.batch(0)
@@ -478,7 +478,7 @@ def test_above_the_cap_nothing_is_gained():
         assert steers or -float(term.detach()) == pytest.approx(math.log(7))
 
 
-# Who moves
+# Which modules are updated
 
 
 def moved(training: Training, number: int) -> tuple[str, set[str], set[str]]:
@@ -503,7 +503,7 @@ def moved(training: Training, number: int) -> tuple[str, set[str], set[str]]:
 
 @pytest.mark.parametrize("batch_stats", [False, True])
 @pytest.mark.parametrize("contrast", ["nt_xent", "moco", "rotnet"])
-def test_only_whose_turn_it_is_moves(contrast, batch_stats):
+def test_a_step_updates_its_modules_only(contrast, batch_stats):
     steps = {"reconstruction_steps": 1, "warmup_steps": 1, "adversarial_steps": 3, "repeats": 2}
     budget = {"batch_stats": batch_stats, "contrast": contrast}
     training = small(schedule=steps, budget=budget).training(CPU, 1)
@@ -513,7 +513,7 @@ def test_only_whose_turn_it_is_moves(contrast, batch_stats):
     assert seen == [("reconstruct", a, a), ("warmup", others, others), ("anonymize", a, a), learn, learn]
 
 
-def test_a_frozen_budget_never_moves_and_the_task_takes_its_turns():
+def test_a_frozen_budget_is_never_updated():
     training = small(
         budget={"branch": "frozen", "batch_stats": True}, schedule={"adversarial_steps": 3, "repeats": 2}
     ).training(CPU, 1)
@@ -526,7 +526,7 @@ def test_a_frozen_budget_never_moves_and_the_task_takes_its_turns():
 
 
 @pytest.mark.parametrize("recipe", [supervised(budget={"batch_stats": True}), token_selection()])
-def test_only_whose_turn_it_is_moves_in_the_supervised_game(recipe):
+def test_a_supervised_step_updates_its_modules_only(recipe):
     training = recipe.training(CPU, 1)
     a, others = {"anonymizer"}, {"utility", "budget"}
     own = a if any(True for _ in nets(training)["anonymizer"].buffers()) else set()
@@ -536,7 +536,7 @@ def test_only_whose_turn_it_is_moves_in_the_supervised_game(recipe):
     ]
 
 
-def test_lively_networks_have_the_statistics_of_the_batch():
+def test_batch_stats_normalise_frozen_networks_by_the_batch():
     batch = fixed(small().training(CPU, 1))
     found = []
     for batch_stats in (False, True):
@@ -587,7 +587,7 @@ def test_frames_that_do_not_fit_into_memory_are_read_from_disk(monkeypatch, tmp_
         TrainingData(DATA, CPU, 3)
 
 
-def test_other_views_are_exact_where_networks_are_not():
+def test_other_views_are_in_full_precision_under_autocast():
     data = TrainingData(DATA, CPU, 0)
     for number in range(3):
         batch, views = data(number), fixed(Training(None, data, dict, dict), number)  # type: ignore[arg-type]
@@ -609,14 +609,14 @@ def test_other_views_are_exact_where_networks_are_not():
     ],
     ids=["tedspad", "spatiotemporal", "penalty", "adversarial"],
 )
-def test_a_game_is_played_in_bf16(recipe, monkeypatch):
+def test_training_runs_in_bf16(recipe, monkeypatch):
     for module in (spact, adversarial):
         monkeypatch.setattr(module, "mixed_precision", lambda *_: Setup(precision="bf16"))
     training = recipe.training(CPU, 1)
     assert [moved(training, number)[0] for number in range(2)] == ["anonymize", "utility_and_budget"]
 
 
-def test_how_far_apart_partners_are():
+def test_how_far_apart_the_images_of_a_pair_are():
     chosen, rng = torch.arange(12).repeat(50), torch.Generator().manual_seed(0)
     apart = {}
     for pairs in ("views", "frames", "near", "far"):
@@ -664,7 +664,7 @@ def test_attributes_that_are_chosen_are_what_is_private():
 
 
 @torch.no_grad()
-def test_several_actions_at_once_have_binary_losses():
+def test_several_actions_per_video_have_binary_losses():
     training = small(data={"name": "tags", "keep": "attributes"}, budget={"cap": None}).training(CPU, 1)
     batch, networks = fixed(training), nets(training)
     p = networks["utility"](anonymized_by(networks["anonymizer"], batch.clip)).sigmoid()
@@ -677,7 +677,7 @@ def test_several_actions_at_once_have_binary_losses():
 
 
 @torch.no_grad()
-def test_published_weights_see_what_they_were_made_for(tmp_path):
+def test_published_weights_get_standardized_inputs(tmp_path):
     clip, picture = torch.rand(2, 3, 4, 32, 32), torch.rand(2, 3, 32, 32)
     for make, of, x, table in (
         (video.make, clip_network, clip, video.VIDEO_NETS["small3d"]),
@@ -857,6 +857,7 @@ def killed_at(step: int) -> Callable[..., None]:
     return progress
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "steps"),
     [(RECIPE, (2, 3, 5, 6)), (SUPERVISED, (12, 13))],  # before, at and after a border between games
@@ -888,7 +889,8 @@ def test_resume_with_another_recipe_is_refused(recipe, tmp_path):
         train(recipe, tmp_path / "run", sets=("data.batch=8",), resume=True, device="cpu")
 
 
-def test_a_loss_that_is_no_number_stops_the_run_where_it_can_go_on(recipe, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_stops_the_run_where_it_can_be_resumed(recipe, tmp_path, monkeypatch):
     right, calls = spact.classification_loss, []
 
     def wrong(*answer: Tensor) -> Tensor:
@@ -910,8 +912,8 @@ def test_a_loss_that_is_no_number_stops_the_run_where_it_can_go_on(recipe, tmp_p
 
 
 @pytest.mark.parametrize("every", [1, 50])
-def test_a_run_that_cannot_go_on_does_not_stay(every, recipe, tmp_path, monkeypatch):
-    """One value to standardise, first seen after drawing; a loss that is no number before there is a checkpoint."""
+def test_a_run_that_cannot_be_resumed_is_removed(every, recipe, tmp_path, monkeypatch):
+    """One value for batch normalisation, first seen after reconstruction; a loss that is NaN before the first checkpoint."""
     sets = ("data.batch=1", "data.size=16", "data.length=1", "schedule.reconstruction_steps=2")
     with refuses("batch-too-small"):
         train(recipe, tmp_path / "run", sets=sets, every=every, device="cpu")
@@ -922,7 +924,7 @@ def test_a_run_that_cannot_go_on_does_not_stay(every, recipe, tmp_path, monkeypa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_full_memory_is_one_sentence(recipe, tmp_path, monkeypatch):
+def test_out_of_memory_is_one_sentence(recipe, tmp_path, monkeypatch):
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore.")
 

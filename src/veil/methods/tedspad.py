@@ -123,10 +123,9 @@ class TeDSPADRecipe:
             }
 
         def utility_terms(batch: TrainingBatch, anonymized: Tensor) -> Terms:
-            distinct = distinctiveness_loss(batch, anonymized)
             return {
                 **modules.utility_terms(batch, anonymized),
-                "distinctiveness": distinctiveness.weight * distinct,
+                "distinctiveness": distinctiveness.weight * distinctiveness_loss(batch, anonymized),
             }
 
         return adversarial_training(modules, data, devices, anonymizer_loss, utility_terms)
