@@ -22,6 +22,7 @@ from experiments import records
 from experiments.filters import METHODS
 from experiments.learned import FIXED, ROWS, current
 from experiments.records import Measurement, Record, Status
+from veil.audit.plots import PlotPoint, TradeOffPlot, trade_off_svg
 
 GROUPS: dict[str, tuple[str, ...]] = {  # of UTD-MHAD
     "bound": tuple(f"penalty B {b}" for b in (0.3, 0.5, 0.7, 0.9)),
@@ -232,6 +233,53 @@ def targets(folder: Path) -> str:
     return "\n".join([*lines, "", f"The six with the least leakage. {aims}."])
 
 
+COLOURS = {"filter": "#2f74ad", "selective": "#c4820e", "learned": "#c4453a", "fixed": "#6b4aa0"}
+CROWD = 0.9  # methods with utility and leakage above are in a plot of their own
+
+
+def family(name: str) -> str:
+    """What kind of method it is, for its colour."""
+    if name in ROWS:
+        return "learned"
+    return "fixed" if name in FIXED else "selective" if name.startswith("selective") else "filter"
+
+
+def plot_point(one: MethodRecords) -> PlotPoint:
+    """The mean of a method over seeds, and its least and greatest seed: of one protocol, target and metric each."""
+    ends = []
+    for scores in (one.utility, one.leakage):
+        if len({(score.protocol, score.target, score.metric) for score in scores}) != 1:
+            raise ValueError(f"{one.method}: scores of several protocols or metrics cannot be in one plot")
+        values = [score.value for score in scores]
+        ends.append((fmean(values), (min(values), max(values))))
+    (use, uses), (leak, leaks) = ends
+    if one.method == "raw":
+        return PlotPoint("raw", use, leak, uses, leaks, "raw")
+    return PlotPoint(one.method, use, leak, uses, leaks, colour=COLOURS[family(one.method)])
+
+
+def plots(methods: Sequence[MethodRecords]) -> dict[str, str]:
+    """SVGs by the end of their names: all methods, and where these crowd, those of the corner by themselves."""
+    points = [plot_point(one) for one in methods]
+    raw = next(point for point in points if point.kind == "raw")
+    score, leak = methods[0].utility[0], methods[0].leakage[0]
+    goal = TARGETS["target"] if leak.target == "identity" else None
+
+    def drawn(
+        some: Sequence[PlotPoint], chance: tuple[float, float], goal: tuple[float, float] | None
+    ) -> str:
+        labels = f"{score.target}, {score.metric}", f"{leak.target}, {leak.metric}, strongest attacker"
+        return trade_off_svg(TradeOffPlot(some, *labels, chance, (raw.utility, raw.leakage), goal))
+
+    chance = score.chance, leak.chance
+    crowd = [p for p in points if p.utility >= CROWD and p.leakage >= CROWD and p.kind != "raw"]
+    if len(crowd) <= 3:
+        return {"": drawn(points, chance, goal)}
+    corner = min(p.utility_spread[0] for p in crowd), min(p.leakage_spread[0] for p in crowd)
+    apart = [p for p in points if p not in crowd]
+    return {"": drawn(apart, chance, goal), "-corner": drawn([raw, *crowd], corner, None)}
+
+
 def replaced(text: str, name: str, content: str) -> str:
     """The text with the content between two marks replaced; unchanged where the marks are absent."""
     begin, end = f"<!-- {name} -->", "<!-- end -->"
@@ -251,6 +299,11 @@ def report(folder: Path, page: Path) -> None:
         if f"<!-- {name} -->" in text:
             text = replaced(text, name, made())
     page.write_text(text)
+    for protocol in PLOTTED:
+        found = read(folder, protocol, PROTOCOLS[protocol])
+        if any(one.method in ROWS for one in found):
+            for end, svg in plots(found).items():
+                page.with_name(f"{page.stem}-{protocol}{end}.svg").write_text(svg)
 
 
 def private_target(protocol: str) -> str:
