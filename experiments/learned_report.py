@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -265,19 +265,14 @@ def plots(methods: Sequence[MethodRecords]) -> dict[str, str]:
     score, leak = methods[0].utility[0], methods[0].leakage[0]
     goal = TARGETS["target"] if leak.target == "identity" else None
 
-    def drawn(
-        some: Sequence[PlotPoint], chance: tuple[float, float], goal: tuple[float, float] | None
-    ) -> str:
-        labels = f"{score.target}, {score.metric}", f"{leak.target}, {leak.metric}, strongest attacker"
-        return trade_off_svg(TradeOffPlot(some, *labels, chance, (raw.utility, raw.leakage), goal))
-
-    chance = score.chance, leak.chance
+    labels = f"{score.target}, {score.metric}", f"{leak.target}, {leak.metric}, strongest attacker"
+    plot = TradeOffPlot(points, *labels, (score.chance, leak.chance), (raw.utility, raw.leakage), goal)
     crowd = [p for p in points if p.utility >= CROWD and p.leakage >= CROWD and p.kind != "raw"]
     if len(crowd) <= 3:
-        return {"": drawn(points, chance, goal)}
-    corner = min(p.utility_spread[0] for p in crowd), min(p.leakage_spread[0] for p in crowd)
-    apart = [p for p in points if p not in crowd]
-    return {"": drawn(apart, chance, goal), "-corner": drawn([raw, *crowd], corner, None)}
+        return {"": trade_off_svg(plot)}
+    apart = replace(plot, points=[p for p in points if p not in crowd])
+    corner = replace(plot, points=[raw, *crowd], goal=None, enlarged=True)
+    return {"": trade_off_svg(apart), "-corner": trade_off_svg(corner)}
 
 
 def replaced(text: str, name: str, content: str) -> str:

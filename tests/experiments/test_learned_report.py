@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -75,6 +76,33 @@ def test_tables(rows: Path) -> None:
     assert line_of(once, "pixelate 16", 1)[2:] == [".960", ".900", "no", "no"]
     report.report(rows, page)
     assert page.read_text() == once
+
+
+def test_plots(rows: Path) -> None:
+    """Every method has a mark and a name; whiskers are those of its seeds; a second metric is refused."""
+    found = report.read(rows, "utd-mhad", report.PROTOCOLS["utd-mhad"])
+    (svg,) = report.plots(found).values()
+    drawing = ElementTree.fromstring(svg)
+    names = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"raw", "pixelate 16", "action prototypes", "identity, top-1, strongest attacker"} <= set(names)
+    ours = report.plot_point(found[-1])
+    assert (ours.utility_spread, ours.leakage_spread) == ((0.94, 0.96), (0.3, 0.38))
+    put(rows, "noise 0.3", 0, row("utility", "a", 0.97), row("leakage", "b", 1.0))
+    put(rows, "noise 0.3", 1, row("utility", "a", 0.97), {**row("leakage", "b", 1.0), "metric": "cMAP"})
+    with pytest.raises(ValueError, match="noise"):
+        report.plots(report.read(rows, "utd-mhad", report.PROTOCOLS["utd-mhad"]))
+
+
+def test_a_crowd_has_a_plot_of_its_own(rows: Path) -> None:
+    for name in ("pixelate 4", "noise 0.3", "blur weak", "blur strong"):
+        put(rows, name, 0, row("utility", "a", 0.97), row("leakage", "b", 0.99))
+    names = {
+        end: {text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
+        for end, svg in report.plots(report.read(rows, "utd-mhad", report.PROTOCOLS["utd-mhad"])).items()
+    }
+    assert {"action prototypes", "destroyed", "ideal"} <= names[""] and "noise 0.3" not in names[""]
+    assert {"noise 0.3", "blur weak", "raw"} <= names["-corner"]
+    assert not {"destroyed", "ideal", "action prototypes"} & names["-corner"]
 
 
 def test_other_networks_are_told_one_by_one() -> None:

@@ -58,6 +58,7 @@ class TradeOffPlot:
     chance: tuple[float, float]  # of utility and leakage
     raw: tuple[float, float]
     goal: tuple[float, float] | None = None  # least utility and greatest leakage that is aimed at
+    enlarged: bool = False  # a part of another plot: chance, destroyed and ideal video lie outside
 
 
 def trade_off_svg(plot: TradeOffPlot) -> str:
@@ -144,8 +145,9 @@ def _draw(axes: Axes, plot: TradeOffPlot, frame: PlotBox) -> None:
         for (x0, y0), (x1, y1) in pairwise(corners):
             line(x0, y0, x1, y1, color=_USE, linewidth=1.75)
     dashed = {"color": _SOFT, "linewidth": 1.25, "linestyle": (0, (4, 4))}
-    line(plot.chance[0], bottom, plot.chance[0], top, **dashed)
-    line(low, plot.chance[1], high, plot.chance[1], **dashed)
+    if not plot.enlarged:
+        line(plot.chance[0], bottom, plot.chance[0], top, **dashed)
+        line(low, plot.chance[1], high, plot.chance[1], **dashed)
     points = [*_corners(plot), *plot.points]
     for point in points:
         (u0, u1), (l0, l1) = point.utility_spread, point.leakage_spread
@@ -188,6 +190,8 @@ def _mark(axes: Axes, point: PlotPoint) -> None:
 
 def _corners(plot: TradeOffPlot) -> list[PlotPoint]:
     """Destroyed, ideal and, where it is no point already, raw video."""
+    if plot.enlarged:
+        return []
     (no_use, no_leak), (raw_use, raw_leak) = plot.chance, plot.raw
     places = [("destroyed", no_use, no_leak), ("ideal", raw_use, no_leak)]
     found = [PlotPoint(name, x, y, (x, x), (y, y), "corner") for name, x, y in places]
@@ -208,16 +212,10 @@ def _front(plot: TradeOffPlot) -> list[tuple[float, float]]:
 
 
 def _limits(plot: TradeOffPlot) -> tuple[tuple[float, float], tuple[float, float]]:
-    uses = [
-        plot.chance[0],
-        plot.raw[0],
-        *(end for p in plot.points for end in (*p.utility_spread, p.utility)),
-    ]
-    leaks = [
-        plot.chance[1],
-        plot.raw[1],
-        *(end for p in plot.points for end in (*p.leakage_spread, p.leakage)),
-    ]
+    uses = [end for p in plot.points for end in (*p.utility_spread, p.utility)]
+    leaks = [end for p in plot.points for end in (*p.leakage_spread, p.leakage)]
+    if not plot.enlarged:
+        uses, leaks = [*uses, plot.chance[0], plot.raw[0]], [*leaks, plot.chance[1], plot.raw[1]]
     if plot.goal:
         uses, leaks = [*uses, plot.goal[0]], [*leaks, plot.goal[1]]
     return axis_range(uses, 0.09), axis_range(leaks, 0.09)
