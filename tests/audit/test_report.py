@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 
 from errors import refuses
-from veil.audit import html as page
-from veil.audit import summary
-from veil.audit.html import Box, overlaps, place_labels
+from veil.audit import html_report, summary
 from veil.audit.report import markdown, table_markdown, write
 from veil.audit.result import KNOWLEDGE, Picture, Result, Row
 from veil.audit.summary import cautions, percent, share, state, underfitted
@@ -306,7 +304,7 @@ def test_each_number_and_sentence_is_on_the_page_and_in_the_text(tmp_path, resul
     words = Outline(written.html.read_text()).text
     paper = written.markdown.read_text()
     for result in results:
-        for part in page._sentences(result.verdict()):
+        for part in html_report.sentences(result.verdict()):
             assert part in words
         assert all(
             sentence in words and sentence in paper for sentence in (*result.untested, *cautions(result))
@@ -431,7 +429,7 @@ def test_a_gap_between_groups_has_neither_chance_nor_verdict(tmp_path):
     gap = single().rows[-1]
     assert (gap.role, summary.chance_of(gap), summary.excess_of(single(), gap)) == ("bias", None, None)
     words = Outline(html_of([single()], tmp_path)).text
-    assert "Between the groups that are served best and worst; 6% on raw video." in words
+    assert "Between the groups with the highest and the lowest accuracy; 6% on raw video." in words
     line = next(line for line in markdown([single()], []).splitlines() if "| bias |" in line)
     assert [cell.strip() for cell in line.split("|")][13:16] == ["–", ".060", "–"]
     assert state(replace(at_chance(), rows=(gap, *at_chance().rows))) == "safe"
@@ -459,7 +457,7 @@ def test_pictures_are_grouped_by_moment(tmp_path):
     assert len(Outline(html_of([single()], tmp_path)).of("img")) == 6
     bare = replace(single(), pictures=(replace(picture("x", 0), reconstructed=None),))
     assert len(Outline(html_of([bare], tmp_path)).of("img")) == 2
-    assert "guard it" not in html_of([replace(single(), pictures=())], tmp_path)
+    assert "protect it" not in html_of([replace(single(), pictures=())], tmp_path)
 
 
 def test_what_differs_between_methods_is_told_of_each():
@@ -470,20 +468,9 @@ def test_what_differs_between_methods_is_told_of_each():
     assert told["suite: size"] == [("", "112")] and told["suite: budgets"] == [("", "(frames=(steps=900))")]
 
 
-def test_labels_of_a_plot_do_not_overlap():
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        points = [(float(x), float(y)) for x, y in rng.uniform((70, 20), (410, 310), (10, 2))]
-        points[5:8] = [(points[0][0] + 2 * k, points[0][1]) for k in range(3)]
-        dots = [Box(x - 6, y - 6, x + 6, y + 6) for x, y in points]
-        boxes = place_labels(points, [100.0] * 10, dots)
-        assert np.triu(overlaps(boxes, boxes), 1).sum() == 0
-        assert overlaps(boxes, dots).sum() == 0
-
-
 def test_text_stands_out_in_light_and_dark():
     """WCAG: at least 4.5 to 1 for text."""
-    css = (Path(page.__file__).parent / "templates" / "report.css").read_text()
+    css = (Path(html_report.__file__).parent / "templates" / "report.css").read_text()
     light, dark = (
         dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in css.split("@media")[:2]
     )

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from veil.audit.label_placement import LETTER_WIDTH, PlotBox, place_labels
 
@@ -84,7 +84,13 @@ def _drawn(plot: TradeOffPlot) -> str:
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
-    settings = {"svg.hashsalt": "veil", "svg.fonttype": "none", "font.size": 12, "path.simplify": False}
+    settings: dict[str, Any] = {
+        "svg.hashsalt": "veil",
+        "svg.fonttype": "none",
+        "font.size": 12,
+        "path.simplify": False,
+    }
+    settings["text.parse_math"] = False  # a name with $ is a name
     with matplotlib.rc_context(settings):
         figure = Figure((WIDTH / _DPI, HEIGHT / _DPI), dpi=_DPI, facecolor="none")
         canvas = FigureCanvasSVG(figure)
@@ -235,7 +241,10 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def shortened(name: str, most: int) -> str:
-    """A name of at most that many letters: its beginning and its end."""
+    """A name on one line, of at most that many letters: its beginning and its end."""
+    name = " ".join(
+        name.encode("utf-8", "replace").decode().split()
+    )  # no lone surrogates, which have no glyph
     return name if len(name) <= most else f"{name[: most - 9]}…{name[-8:]}"
 
 

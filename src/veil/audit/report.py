@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from veil.audit.html import page
+from veil.audit.html_report import html_report
 from veil.audit.result import KNOWLEDGE, Result
 from veil.audit.summary import (
     UNDERFITTED,
@@ -62,7 +62,7 @@ def write(results: Sequence[Result], folder: Path) -> ReportFiles:
     offs = trade_offs(results)
     data = {"results": [result.to_json() for result in results], "trade_offs": [*map(_data, offs)]}
     places = ReportFiles(folder / "audit.html", folder / "audit.json", folder / "audit.md")
-    texts = page(results, offs), json.dumps(data, indent=1) + "\n", markdown(results, offs)
+    texts = html_report(results, offs), json.dumps(data, indent=1) + "\n", markdown(results, offs)
     with io_errors(folder, "written", advice="choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as drafts:  # published only when all of them are whole: the three files are of one audit
