@@ -177,10 +177,10 @@ def test_a_long_video_takes_no_more_memory(tmp_path):
         for i in range(5000):
             hidden = np.full((1, 1), i % 2, np.float32)
             why.add(i / 25, FrameExplanation(frame, hidden, maps if i % 5 == 0 else None))
-            assert len(why._kept) <= 24 and len(why._course._stretches) <= 1024
+            assert len(why._kept) <= 24 and len(why._coverage._stretches) <= 1024
         times = [sample.seconds for sample in why._kept]
         assert len(times) > 12 and np.ptp(np.diff(times)) < 1e-9 and times[-1] > 180
-        assert sum(stretch.frames for stretch in why._course._stretches) == 5000
+        assert sum(stretch.frames for stretch in why._coverage._stretches) == 5000
         why.finish()
     assert len((tmp_path / "why" / "coverage.csv").read_text().splitlines()) == 5001
 
