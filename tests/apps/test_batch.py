@@ -34,7 +34,7 @@ def archive(root: Path, count: int, broken: tuple[int, ...], long: tuple[int, ..
         if i in broken:
             (root / place).write_bytes([b"", b"no video" * 50][i % 2])
             continue
-        frames[place] = 250 if i in long else 4 + i % 5
+        frames[place] = 800 if i in long else 4 + i % 5  # so long that a worker can be killed in the middle
         video(root / place, pictures(frames[place]))
     return frames
 
@@ -92,6 +92,7 @@ def check(out: Path, frames: dict[str, int], sources: Path, bad: set[str]) -> No
     assert all(line["source"] in line["why"] for line in failed)
 
 
+@pytest.mark.slow
 def test_a_pool_survives_killed_workers_and_bad_files(tmp_path):
     frames = archive(tmp_path / "in", 12, broken=(3, 6, 8), long=(0, 1, 2))
     out, seen = tmp_path / "out", []
