@@ -22,7 +22,7 @@ from veil.media.sources import open_source
 from veil.media.video import FrameTime, VideoInfo
 from veil.nn import weights
 from veil.people import bodies, faces
-from veil.people.faces import Seen
+from veil.people.faces import PersonEmbedding
 from veil.people.pictures import built_in
 
 RED, GREEN, BLUE = (200, 0, 0), (0, 200, 0), (0, 0, 200)
@@ -35,14 +35,14 @@ class Squares:
 
     threshold = 0.2
 
-    def __call__(self, image: Frames) -> list[Seen]:
+    def __call__(self, image: Frames) -> list[PersonEmbedding]:
         found = [p for p in PLACES if p[1] < len(image) and image[p[1], p[0]].min() > 230]
         return self.at(image, [(float(a), float(b), float(c), float(d)) for a, b, c, d in found])
 
-    def at(self, image: Frames, boxes) -> list[Seen]:
+    def at(self, image: Frames, boxes) -> list[PersonEmbedding]:
         parts = [image[int(y0) + 1 : int(y1), int(x0) + 1 : int(x1)] for x0, y0, x1, y1 in boxes]
         return [
-            Seen(box, (part.mean(axis=(0, 1)) / 200).astype(np.float32))
+            PersonEmbedding(box, (part.mean(axis=(0, 1)) / 200).astype(np.float32))
             for box, part in zip(boxes, parts, strict=True)
         ]
 
@@ -209,7 +209,7 @@ def test_a_grain_that_softening_takes_away_hides_nobody(tmp_path, stills):
     class Sharp(Squares):
         """Whoever has a grain is a stranger."""
 
-        def at(self, image: Frames, boxes) -> list[Seen]:
+        def at(self, image: Frames, boxes) -> list[PersonEmbedding]:
             return [
                 one._replace(embedding=one.embedding + (image[22:26, 14:18].std(axis=(0, 1)).max() > 60))
                 for one in super().at(image, boxes)

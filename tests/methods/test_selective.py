@@ -20,7 +20,7 @@ from conftest import ROOT, SHARED, needs_shared
 from errors import refuses
 from motion_clips import texture
 from veil.apps.demo import sample
-from veil.core import FrameExplanation, Region, VeilError
+from veil.core import FrameExplanation, Region
 from veil.media.sinks import open_sink
 from veil.media.sources import open_source
 from veil.media.video import FrameTime, VideoInfo
@@ -365,24 +365,24 @@ def test_a_black_video_is_told_of(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("hide", "words"),
+    ("hide", "code"),
     [
-        ("persn", "there is no template 'persn': did you mean person?"),
-        ("clothe", "did you mean clothes?"),
-        ("face+hiar", "there is no template 'hiar': did you mean hair?"),
-        ("forhead", "did you mean forehead?"),
-        ("xyzzy", "choose one of .*eyes.*person"),
-        ("+", "nothing to hide is named"),
-        ("", "nothing to hide is named"),
+        ("persn", "template-unknown"),
+        ("clothe", "template-unknown"),
+        ("face+hiar", "template-unknown"),
+        ("forhead", "template-unknown"),
+        ("xyzzy", "template-unknown"),
+        ("+", "nothing-named"),
+        ("", "nothing-named"),
     ],
 )
-def test_a_name_that_is_none(hide, words):
-    with pytest.raises(VeilError, match=words):
+def test_an_unknown_name_is_refused(hide, code):
+    with refuses(code):
         make("selective", hide=hide)
 
 
-def test_a_part_without_the_part_network_is_said():
-    with pytest.raises(VeilError, match="no template 'clothes': it takes the part network"):
+def test_a_part_without_the_part_network_is_refused():
+    with refuses("template-is-part"):
         make("selective:parts=false,hide=clothes")
 
 
@@ -403,28 +403,25 @@ def test_a_template_of_another_descriptor(tmp_path, monkeypatch):
     badge = templates.add("badge", built_in("astronaut"), [(170, 385)])
     make("selective:hide=badge+face")
     templates._write(dataclasses.replace(badge, descriptor="dino-s8"), overwrite=True)
-    with pytest.raises(
-        VeilError, match="'badge' was made with the descriptor dino-s8, not with lite0: use that one"
-    ):
+    with refuses("template-of-another-descriptor"):
         make("selective:hide=badge+face")
     templates._write(dataclasses.replace(badge, fingerprint="0" * 16), overwrite=True)
-    with pytest.raises(VeilError, match=r"made with other weights of lite0 .* make the template anew"):
+    with refuses("template-of-other-weights"):
         make("selective:hide=badge+face")
 
 
-def test_without_its_weights_a_descriptor_says_how_to_get_them(tmp_path, monkeypatch):
+def test_a_descriptor_without_its_weights_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv(weights.FOLDER_VARIABLE, "")
     for name in ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setattr(
         dense, "descriptor", dense.descriptor.__wrapped__
     )  # what others loaded does not count
-    remedy = "hf download timm/vit_small_patch8_224.dino model.safetensors.*VEIL_WEIGHTS"
     for spec in ("selective:hide=eyes,descriptor=dino-s8", "selective:paper"):
-        with pytest.raises(VeilError, match=remedy):
+        with refuses("weights-missing"):
             make(spec)
     make("selective:hide=person,descriptor=dino-s8")  # nothing is compared, nothing is needed
-    with pytest.raises(VeilError, match="no descriptor 'dino-s9': did you mean dino-s8"):
+    with refuses("descriptor-unknown"):
         make("selective:hide=eyes,descriptor=dino-s9")
 
 

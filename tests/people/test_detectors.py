@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conftest import SHARED, needs_shared
-from veil.core import VeilError
+from errors import refuses
 from veil.nn import weights
 from veil.people import detectors as people
 from veil.people.detectors import detector, strongest
@@ -103,14 +103,14 @@ def test_yolox_boxes_are_decoded_by_grid_and_stride(tmp_path):
 def test_a_detector_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.delenv(weights.FOLDER_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(VeilError, match="veil fetch yolox_nano"):
+    with refuses("weights-missing"):
         detector("person")
-    with pytest.raises(VeilError, match="choose one of centerface"):
+    with refuses("detector-unknown"):
         detector("face", "yolox_nano")
-    with pytest.raises(VeilError, match="does not exist"):
+    with refuses("detector-missing"):
         detector("person", str(tmp_path / "none.onnx"))
     (tmp_path / "text.onnx").write_text("no model")
-    with pytest.raises(VeilError, match="could not be read as an ONNX model"):
+    with refuses("model-unreadable"):
         detector("person", str(tmp_path / "text.onnx"))
 
 

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from conftest import SHARED, needs_shared
+from errors import refuses
 from veil.cli import main
-from veil.core import VeilError
 from veil.people import descriptors as dense
 from veil.people import parts, pictures, templates
 from veil.people.descriptors import cell
@@ -101,9 +101,9 @@ def test_mean_dilutes_and_the_others_do_not():
 
 def test_saliency_refuses():
     grid = np.ones((2, 2, 3), np.float32)
-    with pytest.raises(VeilError, match="nothing to look for"):
+    with refuses("nothing-named"):
         saliency(grid, [])
-    with pytest.raises(VeilError, match="no aggregate 'sum': choose one of mean, max, noisy-or"):
+    with refuses("aggregate-unknown"):
         saliency(grid, [made("a", np.ones((1, 3)))], "sum")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="descriptors have 3 numbers, those of 'a' 4"):
         saliency(grid, [made("a", np.ones((1, 4)))])
@@ -155,7 +155,7 @@ def test_added_template_is_loaded_and_finds_its_place(photo, home, tmp_path):
 def test_name_is_taken_once(photo, home):
     add("thing", photo, [(30, 20)], Colours())
     before = (home / "thing.safetensors").read_bytes()
-    with pytest.raises(VeilError, match="'thing' exists already: pass --extend to add to it, or --overwrite"):
+    with refuses("template-exists"):
         add("thing", photo, [(90, 55)], Colours())
     assert (home / "thing.safetensors").read_bytes() == before and len([*home.iterdir()]) == 1
     add("thing", photo, [(90, 55)], Colours(), overwrite=True)
@@ -164,9 +164,9 @@ def test_name_is_taken_once(photo, home):
     ) == 1
     templates.remove("thing")
     assert not [*home.iterdir()]
-    with pytest.raises(VeilError, match=r"no template 'thing' of yours to remove\."):
+    with refuses("template-unknown"):
         templates.remove("thing")
-    with pytest.raises(VeilError, match="no template"):
+    with refuses("template-unknown"):
         templates.remove("../thing")
 
 
@@ -175,12 +175,12 @@ def test_nothing_is_kept_when_writing_fails(photo, home, monkeypatch):
     monkeypatch.setattr(
         Path, "write_bytes", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
-    with pytest.raises(VeilError, match=r"second\.safetensors could not be written \(No space left"):
+    with refuses("unwritable"):
         add("second", photo, [(30, 20)], Colours())
     assert [path.name for path in home.iterdir()] == ["first.safetensors"]
 
 
-def test_bad_input_is_told_in_one_sentence(photo, home, tmp_path):
+def test_bad_input_is_refused(photo, home, tmp_path):
     colours = Colours()
     not_an_image = tmp_path / "notes.png"
     not_an_image.write_text("not a picture")
@@ -189,44 +189,41 @@ def test_bad_input_is_told_in_one_sentence(photo, home, tmp_path):
             "a",
             photo,
             [(120, 5)],
-            "the click 120,5 is outside the picture, which is 120 pixels wide and 80 high: give a point in it.",
+            "click-outside",
         ),
-        ("a", photo, [(5, 5), (5, -1)], "the click 5,-1 is outside the picture"),
-        ("a", photo, [(float("nan"), 5)], "the click nan,5 is outside the picture"),
-        ("a", photo, [], "needs at least one click"),
-        ("a", np.full((9, 9, 3), 77, np.uint8), [(1, 1)], "of one colour throughout"),
-        ("a", np.zeros((9, 9), np.uint8), [(1, 1)], "a picture is (H, W, 3) uint8, got (9, 9) uint8"),
-        ("a", not_an_image, [(1, 1)], "notes.png could not be read as a picture"),
-        ("a", tmp_path / "absent.png", [(1, 1)], "there is no picture"),
-        ("../a", photo, [(1, 1)], "'../a' is no name for a template"),
-        ("", photo, [(1, 1)], "'' is no name for a template"),
-        ("Hand", photo, [(1, 1)], "'Hand' is no name for a template"),
-        ("a\n", photo, [(1, 1)], "is no name for a template"),
-        ("x" * 41, photo, [(1, 1)], "is no name for a template"),
-        ("face", photo, [(1, 1)], "'face' is what the part network finds without a template"),
-        ("clothes", photo, [(1, 1)], "choose another name, such as 'my-clothes'."),
+        ("a", photo, [(5, 5), (5, -1)], "click-outside"),
+        ("a", photo, [(float("nan"), 5)], "click-outside"),
+        ("a", photo, [], "click-missing"),
+        ("a", np.full((9, 9, 3), 77, np.uint8), [(1, 1)], "picture-uniform"),
+        ("a", np.zeros((9, 9), np.uint8), [(1, 1)], "picture-shape"),
+        ("a", not_an_image, [(1, 1)], "picture-unreadable"),
+        ("a", tmp_path / "absent.png", [(1, 1)], "picture-missing"),
+        ("../a", photo, [(1, 1)], "template-name"),
+        ("", photo, [(1, 1)], "template-name"),
+        ("Hand", photo, [(1, 1)], "template-name"),
+        ("a\n", photo, [(1, 1)], "template-name"),
+        ("x" * 41, photo, [(1, 1)], "template-name"),
+        ("face", photo, [(1, 1)], "template-name-of-part"),
+        ("clothes", photo, [(1, 1)], "template-name-of-part"),
     ]
-    for name, image, points, sentence in rows:
-        with pytest.raises(VeilError) as told:
+    for name, image, points, code in rows:
+        with refuses(code):
             add(name, image, points, colours)
-        assert sentence in str(told.value), told.value
     assert not home.exists() or not [*home.iterdir()]
 
 
 def test_unknown_names_are_helped(photo):
     add("left-hand", photo, [(30, 20)], Colours())
-    with pytest.raises(VeilError, match=r"no template 'left-hnad': did you mean left-hand\?"):
+    with refuses("template-unknown"):
         load(["left-hnad"], Colours())
-    with pytest.raises(VeilError, match=r"no template 'fase': did you mean face\?"):
+    with refuses("template-unknown"):
         load(["fase"], Colours())
-    with pytest.raises(
-        VeilError, match=r"no template 'zzz': choose one of arm, cheek, .*left-hand.*clothes, body, person\."
-    ):
+    with refuses("template-unknown"):
         load(["zzz"], Colours())
 
 
 def test_groups_are_their_templates():
-    with pytest.raises(VeilError, match="'clothes': it takes the part network to find that"):
+    with refuses("template-is-part"):
         templates.expanded(["clothes"])
     assert templates.expanded(["face"]) == ["cheek", "eyes", "forehead", "lips"]
     assert templates.expanded(["torso", "body", "eyes"]) == ["torso", "arm", "hand", "leg", "eyes"]
@@ -262,9 +259,7 @@ def test_figures_are_those_of_the_synthetic_world():
 
 def test_template_of_several_pictures(photo, home):
     colours, other = Colours(), photo[:, ::-1].copy()
-    with pytest.raises(
-        VeilError, match=r"no template 'squares' of yours to extend: make it first, without --extend\."
-    ):
+    with refuses("template-unknown"):
         add("squares", photo, [(30, 20)], colours, extend=True)
     add("squares", photo, [(30, 20)], colours)
     both = add("squares", other, [(28, 56)], colours, extend=True)  # the green one, mirrored
@@ -275,18 +270,18 @@ def test_template_of_several_pictures(photo, home):
     map_ = saliency(colours(photo), [found])
     assert map_[2:4, 3:6].min() > 0.99 and map_[6:8, 10:13].min() > 0.99 and (map_ > 0.9).sum() == 12
     before = (home / "squares.safetensors").read_bytes()
-    with pytest.raises(VeilError, match=r"no template 'sqaures' of yours to extend: did you mean squares\?"):
+    with refuses("template-unknown"):
         add("sqaures", photo, [(30, 20)], colours, extend=True)
-    with pytest.raises(VeilError, match="extended or replaced, not both"):
+    with refuses("options-conflict"):
         add("squares", photo, [(30, 20)], colours, extend=True, overwrite=True)
-    with pytest.raises(VeilError, match="the click 500,5 is outside"):
+    with refuses("click-outside"):
         add("squares", photo, [(500, 5)], colours, extend=True)
     changed = Colours()
     changed.fingerprint = "f" * 16
-    with pytest.raises(VeilError, match="other weights of colours"):
+    with refuses("template-of-other-weights"):
         add("squares", photo, [(30, 20)], changed, extend=True)
     changed.name = "shapes"
-    with pytest.raises(VeilError, match="made with the descriptor colours, not with shapes"):
+    with refuses("template-of-another-descriptor"):
         add("squares", photo, [(30, 20)], changed, extend=True)
     assert (home / "squares.safetensors").read_bytes() == before
 
@@ -295,11 +290,11 @@ def test_templates_of_other_descriptors_are_refused(photo):
     add("thing", photo, [(30, 20)], Colours())
     other = Colours()
     other.name = "shapes"
-    with pytest.raises(VeilError, match="'thing' was made with the descriptor colours, not with shapes"):
+    with refuses("template-of-another-descriptor"):
         load(["thing"], other)
     other = Colours()
     other.fingerprint = "f" * 16
-    with pytest.raises(VeilError, match=r"other weights of colours \(they begin 01234567, these ffffffff\)"):
+    with refuses("template-of-other-weights"):
         load(["thing"], other)
 
 
@@ -309,11 +304,11 @@ def test_damaged_files_are_refused(photo, home):
     whole = place.read_bytes()
     for broken in (b"", whole[:20], whole[:-3], b"\x80\x04K\x01."):  # the last is a pickle
         place.write_bytes(broken)
-        with pytest.raises(VeilError, match=r"thing\.safetensors is not a template of Veil, or is damaged"):
+        with refuses("template-damaged"):
             load(["thing"], Colours())
     for vectors in (np.ones((1, 3), np.float32), np.full((1, 3), np.nan, np.float32), np.ones(3)):
         save_file({"vectors": vectors}, place, {"template": "{}"})
-        with pytest.raises(VeilError, match="is not a template"):
+        with refuses("template-damaged"):
             load(["thing"], Colours())
     assert ("thing", "own", "none", 0, "damaged: run `veil template remove thing`") in templates.table()
     templates.remove("thing")
@@ -332,7 +327,7 @@ def test_picture_shows_the_heat_and_the_clicks(photo):
     elsewhere[0, 0] = 0
     assert not (np.asarray(draw_template(elsewhere, template, colours)) == 255).all(-1).any()
     template = dataclasses.replace(template, descriptor="shapes")
-    with pytest.raises(VeilError, match="made with the descriptor shapes"):
+    with refuses("template-of-another-descriptor"):
         draw_template(photo, template, colours)
 
 
@@ -418,34 +413,34 @@ def test_commands_from_adding_to_removing(file, tmp_path, capsys, home):
     assert not [*home.iterdir()]
 
 
-def test_commands_tell_what_is_wrong_in_one_sentence(file, tmp_path, capsys, home):
+def test_commands_refuse_in_one_line_that_names_the_value(file, tmp_path, capsys, home):
     grey, text = tmp_path / "grey.png", tmp_path / "text.png"
     PIL.Image.new("RGB", (40, 40), "grey").save(grey)
     text.write_text("no picture")
     home.mkdir(parents=True)
     (home / "broken.safetensors").write_bytes(b"?")
     rows = [
-        (("add", "a", file, "--at", "30"), "the click '30' is not of the form X,Y: give two numbers"),
-        (("add", "a", file, "--at", "x,y"), "the click 'x,y' is not of the form X,Y"),
-        (("add", "a", file, "--at", "-1,5"), "the click -1,5 is outside the picture"),
+        (("add", "a", file, "--at", "30"), "30"),
+        (("add", "a", file, "--at", "x,y"), "x,y"),
+        (("add", "a", file, "--at", "-1,5"), "-1,5"),
         (("add", "a", file), "--at"),
-        (("add", "a", grey, "--at", "3,3"), "of one colour throughout"),
-        (("add", "a", text, "--at", "3,3"), "could not be read as a picture"),
-        (("add", "a", tmp_path, "--at", "3,3"), "there is no picture"),
-        (("add", "hair", file, "--at", "3,3"), "'hair' is what the part network finds"),
-        (("add", "A", file, "--at", "3,3"), "'A' is no name for a template"),
-        (("add", "a", file, "--at", "3,3", "--extend"), "no template 'a' of yours to extend"),
-        (("add", "a", file, "--at", "3,3", "--descriptor", "lite1"), "did you mean lite0?"),
+        (("add", "a", grey, "--at", "3,3"), "colour"),
+        (("add", "a", text, "--at", "3,3"), "text.png"),
+        (("add", "a", tmp_path, "--at", "3,3"), tmp_path.name),
+        (("add", "hair", file, "--at", "3,3"), "'hair'"),
+        (("add", "A", file, "--at", "3,3"), "'A'"),
+        (("add", "a", file, "--at", "3,3", "--extend"), "'a'"),
+        (("add", "a", file, "--at", "3,3", "--descriptor", "lite1"), "lite0"),
         (("add", "broken", file, "--at", "3,3", "--extend"), "run `veil template remove broken`"),
-        (("show", "hnad", "-o", tmp_path / "a.png"), "there is no template 'hnad': did you mean hand?"),
-        (("show", "broken", "-o", tmp_path / "a.png"), "is not a template of Veil, or is damaged"),
-        (("show", "hand", text, "-o", tmp_path / "a.png"), "could not be read as a picture"),
-        (("show", "hand", "-o", tmp_path / "a.txt"), "let it end in .jpg or .png"),
-        (("remove", "hand"), "there is no template 'hand' of yours to remove"),
+        (("show", "hnad", "-o", tmp_path / "a.png"), "hand?"),
+        (("show", "broken", "-o", tmp_path / "a.png"), "broken.safetensors"),
+        (("show", "hand", text, "-o", tmp_path / "a.png"), "text.png"),
+        (("show", "hand", "-o", tmp_path / "a.txt"), ".jpg"),
+        (("remove", "hand"), "'hand'"),
     ]
-    for arguments, sentence in rows:
+    for arguments, value in rows:
         code, _, said = veil(capsys, *arguments)
-        assert code == 2 and sentence in said and len(said.splitlines()) == 1, (arguments, said)
+        assert code == 2 and value in said and len(said.splitlines()) == 1, (arguments, said)
     assert [path.name for path in home.iterdir()] == ["broken.safetensors"]
     assert not (tmp_path / "a.png").exists() and "damaged" in veil(capsys, "list")[1]
 

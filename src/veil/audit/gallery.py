@@ -15,7 +15,7 @@ import numpy.typing as npt
 from veil.audit.video_pairs import frames_of
 from veil.core import Frames, VeilError
 from veil.media.inputs import find_files
-from veil.people.faces import Embedder, Seen
+from veil.people.faces import Embedder, PersonEmbedding
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
@@ -34,7 +34,7 @@ class Gallery:
     owners: Ints  # (N,) indices into names
     notes: tuple[str, ...] = ()
 
-    def distances(self, seen: Sequence[Seen]) -> Floats:
+    def distances(self, seen: Sequence[PersonEmbedding]) -> Floats:
         """From each of those seen to each person, ``(P, len(names))``: to the nearest of that person's stills."""
         if not seen:
             return np.zeros((0, len(self.names)))
@@ -93,7 +93,7 @@ def _still(path: Path) -> Frames:
     return image
 
 
-def _area(seen: Seen) -> float:
+def _area(seen: PersonEmbedding) -> float:
     x0, y0, x1, y1 = seen.box
     return (x1 - x0) * (y1 - y0)
 

@@ -16,13 +16,13 @@ from the second frame on. Paper: Eq. 4. Here: `recursive`, because only then doe
 is drawn in (a fraction of a pixel, so that slow motion adds up). A pixel takes the grain whose place is nearest to
 ``p + B(p)``; no two pixels take the same one: the second gets a new grain, as does a pixel that was not to be seen
 before. So values are never mixed (the noise does not fade), never repeated (it does not smear), and each frame alone
-is exactly independent uniform noise, whatever the picture shows. From frame to frame it tells the motion, and with it
-the outline and the gait of who moves; its range tells the mean colour and the contrast of the video, unless it is full.
+is exactly independent uniform noise, whatever the picture shows. From frame to frame it shows the motion, and with it
+the outline and the gait of people; its range shows the mean colour and the contrast of the video, unless it is full.
 
-*Nobody can draw it again.* The bytes come from SHAKE-128 under a key of fresh entropy that is written nowhere: unlike
-those of a statistical generator, they cannot be foretold by who has seen others of them.
+*It cannot be reproduced.* The bytes come from SHAKE-128 under a key of fresh entropy that is written nowhere: unlike
+those of a statistical generator, they cannot be predicted from other bytes of the same stream.
 
-What `soft` leaves: ``x = (out - s n) / (1 - s)`` for who knows n, and two frames with different s give both x and n.
+What `soft` leaves: ``x = (out - s n) / (1 - s)`` given n, and two frames with different s give both x and n.
 It is for comparison with the paper; `hard` leaves nothing of x where the mask is set.
 """
 
@@ -48,7 +48,7 @@ Saliency = npt.NDArray[np.bool_] | npt.NDArray[np.float32]  # (H, W), from 0 to 
 class CarriedNoise:
     """The noise of one video, frame by frame.
 
-    `carry` says how it moves: ``recursive`` with the picture; ``eq4`` as the paper's Eq. 4, ``released`` as its code
+    `carry` is how it moves: ``recursive`` with the picture; ``eq4`` as the paper's Eq. 4, ``released`` as its code
     (by forward flow, from the first frame's noise), ``iid`` new in each frame, ``static`` not at all: to compare with.
     `levels` is its range: that of the video so far (Eq. 3) or all there is. A `seed` makes it repeatable, and known.
     """
@@ -67,7 +67,7 @@ class CarriedNoise:
         self._carry = carry
         self._motions = MotionEstimator(estimator)
         self._levels = Levels() if levels == "video" else None
-        self._dice = _Dice(seed)
+        self._random = _KeyedStream(seed)
         self._grains: _Grains | None = None
         self._first: Image | None = None
 
@@ -81,15 +81,15 @@ class CarriedNoise:
 
     def _moved(self, size: tuple[int, int], motion: Motion | None) -> Image:
         if self._carry == "iid":
-            return self._dice.pixels(size)
+            return self._random.pixels(size)
         if self._carry == "recursive":
             if self._grains is None:
-                self._grains = _Grains(size, self._dice)
+                self._grains = _Grains(size, self._random)
             elif motion is not None:
                 self._grains.move(motion)
             return self._grains.image()
         if self._first is None:
-            self._first = self._dice.pixels(size)
+            self._first = self._random.pixels(size)
         if motion is None or self._carry == "static":
             return self._first.copy()
         return (_eq4 if self._carry == "eq4" else _released)(self._first, motion)
@@ -115,7 +115,7 @@ def blend(
     return np.rint(image + share * (noise.astype(np.float32) - image)).astype(np.uint8)
 
 
-class _Dice:
+class _KeyedStream:
     """Bytes that nobody can foretell, as many as are asked for."""
 
     def __init__(self, seed: int | None):
@@ -124,8 +124,8 @@ class _Dice:
 
     def bytes(self, count: int) -> npt.NDArray[np.uint8]:
         self._draws += 1
-        drawn = hashlib.shake_128(self._key + self._draws.to_bytes(8, "big")).digest(count)
-        return np.frombuffer(bytearray(drawn), np.uint8)
+        digest = hashlib.shake_128(self._key + self._draws.to_bytes(8, "big")).digest(count)
+        return np.frombuffer(bytearray(digest), np.uint8)
 
     def pixels(self, size: tuple[int, int]) -> Image:
         return self.bytes(size[0] * size[1] * 3).reshape(*size, 3)
@@ -137,14 +137,14 @@ class _Grains:
     The grains of one cell of the motion's grid move together, by whole pixels; what is left over is the cell's offset.
     """
 
-    def __init__(self, size: tuple[int, int], dice: _Dice):
-        self._size, self._dice = size, dice
+    def __init__(self, size: tuple[int, int], random: _KeyedStream):
+        self._size, self._random = size, random
         self._numbers = np.arange(size[0] * size[1], dtype=np.int32)
         self._owner = np.empty_like(self._numbers)
         self._draw()
 
     def _draw(self) -> None:
-        rgba = cv2.cvtColor(self._dice.pixels(self._size), cv2.COLOR_RGB2RGBA)
+        rgba = cv2.cvtColor(self._random.pixels(self._size), cv2.COLOR_RGB2RGBA)
         self._value = rgba.reshape(-1).view(np.uint32)  # a pixel is moved as one number
         self._offset: npt.NDArray[np.float32] | None = (
             None  # (h, w, 2): x and y, within half a pixel; None: none
@@ -190,7 +190,7 @@ class _Grains:
         new = self._owner.take(source) != self._numbers  # another pixel has that grain
         new |= (motion.occluded | ~inside).take(cols, 1).take(rows, 0).reshape(-1)
         at = np.flatnonzero(new)
-        self._value.view(np.uint8).reshape(-1, 4)[at, :3] = self._dice.bytes(3 * at.size).reshape(-1, 3)
+        self._value.view(np.uint8).reshape(-1, 4)[at, :3] = self._random.bytes(3 * at.size).reshape(-1, 3)
         self.fresh = at.size
 
 

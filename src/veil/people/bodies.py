@@ -1,6 +1,6 @@
-"""Whose body it is: OSNet (Zhou et al. 2019, arXiv 1905.00953), whose embedding tells people apart by their looks.
+"""Body embeddings for re-identification: OSNet (Zhou et al. 2019, arXiv 1905.00953).
 
-It knows clothes, build and bearing, so it recognises people within a day rather than over years. Embeddings
+They depend on clothes, build and posture, so they recognise people within a day rather than over years. Embeddings
 have length 1: with c the cosine of two of them, their distance (Euclid) is ``sqrt(2 - 2 c)``.
 """
 
@@ -16,7 +16,7 @@ from veil.core import Box, Image, VeilError
 from veil.nn import weights
 from veil.nn.onnx import session
 from veil.people.detectors import detector
-from veil.people.faces import Seen
+from veil.people.faces import PersonEmbedding
 
 OSNET = "osnet_x0_25"  # its name in veil.nn.weights
 _SIZE = 128, 256  # width and height
@@ -38,29 +38,33 @@ class BodyEmbedder:
     def __init__(self, path: str | Path | None = None, person: str | None = None, sure: float = 0.4) -> None:
         if path is not None and not Path(path).is_file():
             raise VeilError(
-                f"the weights file {path} does not exist: give the path of an OSNet in ONNX form."
+                f"the weights file {path} does not exist: give the path of an OSNet in ONNX form.",
+                code="weights-missing",
             )
         self._session = session(Path(path) if path is not None else weights.find(OSNET))
         self._input = self._session.get_inputs()[0].name
         shape, answer = self._session.get_inputs()[0].shape, self._session.get_outputs()[0].shape
         if list(shape[1:]) != [3, *reversed(_SIZE)] or len(answer) != 2:
-            raise VeilError(f"{path or OSNET} is not an OSNet as published: it maps {shape} to {answer}.")
+            raise VeilError(
+                f"{path or OSNET} is not an OSNet as published: it maps {shape} to {answer}.",
+                code="weights-of-another-network",
+            )
         self._detect, self._sure = detector("person", person), sure
 
-    def __call__(self, image: Image) -> list[Seen]:
+    def __call__(self, image: Image) -> list[PersonEmbedding]:
         """The people in `image` ``(H, W, 3)``."""
         found = [person for person in self._detect(image) if person.score >= self._sure]
         seen = self.at(image, [person.box for person in found])
         return [one._replace(score=person.score) for one, person in zip(seen, found, strict=True)]
 
-    def at(self, image: Image, boxes: Sequence[Box]) -> list[Seen]:
+    def at(self, image: Image, boxes: Sequence[Box]) -> list[PersonEmbedding]:
         """The embeddings of what lies at the given places, be it a person or not."""
         seen = []
         for box in boxes:  # one by one: some published files take no batch
             part = cv2.resize(_cut(image, box), _SIZE, interpolation=cv2.INTER_LINEAR)
             blob = ((part.astype(np.float32) / 255 - _MEAN) / _DEVIATION).transpose(2, 0, 1)[None]
             vector = np.asarray(self._session.run(None, {self._input: blob})[0], np.float32)[0]
-            seen.append(Seen(box, vector / max(float(np.linalg.norm(vector)), 1e-9)))
+            seen.append(PersonEmbedding(box, vector / max(float(np.linalg.norm(vector)), 1e-9)))
         return seen
 
 

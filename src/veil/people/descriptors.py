@@ -92,14 +92,17 @@ def descriptor(
     if name not in DESCRIPTORS:
         near = difflib.get_close_matches(name, DESCRIPTORS, 1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(DESCRIPTORS)}."
-        raise VeilError(f"there is no descriptor '{name}': {hint}")
+        raise VeilError(f"there is no descriptor '{name}': {hint}", code="descriptor-unknown")
     kind = DESCRIPTORS[name]
     if stride is not None and stride not in kind.strides:
         offered = " or ".join(map(str, kind.strides))
-        raise VeilError(f"the descriptor {name} has no stride {stride}: choose {offered}.")
+        raise VeilError(
+            f"the descriptor {name} has no stride {stride}: choose {offered}.", code="descriptor-stride"
+        )
     if size < 32:
         raise VeilError(
-            f"an image of {size} pixels is too small to be described: choose a size of 32 or more."
+            f"an image of {size} pixels is too small to be described: choose a size of 32 or more.",
+            code="descriptor-size",
         )
     stride = stride or kind.strides[0]
     return Keys(name, keys_file(name), stride, size, device) if kind.network else Lite0(SHIPPED, stride, size)
@@ -119,15 +122,18 @@ class Lite0:
     def __init__(self, model: Path | bytes, stride: int = 16, size: int = SIZE) -> None:
         if isinstance(model, Path) and not model.is_file():
             raise VeilError(
-                f"the descriptor {model} is not there, though Veil comes with it: install Veil anew."
+                f"the descriptor {model} is missing, though it is part of Veil: install Veil again.",
+                code="installation-incomplete",
             )
         self.stride, self.size = stride, size
         self.session = session(model if stride == 16 else _with_holes(model))
-        told = self.session.get_modelmeta().custom_metadata_map
-        if told.get("descriptor") != self.name:
+        metadata = self.session.get_modelmeta().custom_metadata_map
+        if metadata.get("descriptor") != self.name:
             named = "the model" if isinstance(model, bytes) else model
-            raise VeilError(f"{named} is not Veil's {self.name}: install Veil anew.")
-        self.fingerprint = told["weights"]
+            raise VeilError(
+                f"{named} is not Veil's {self.name}: install Veil again.", code="weights-of-another-network"
+            )
+        self.fingerprint = metadata["weights"]
         self.input = self.session.get_inputs()[0].name
 
     def looked(self, height: int, width: int) -> tuple[int, int]:
@@ -157,7 +163,10 @@ class Keys:
             self.network.load_state_dict(tensors)
         except Exception as error:  # each reader has classes of its own for a broken file
             why = str(error).strip().splitlines()[-1].strip()
-            raise VeilError(f"{path} does not hold the weights of {kind.network}: {why}") from error
+            raise VeilError(
+                f"{path} does not hold the weights of {kind.network}: {why}",
+                code="weights-of-another-network",
+            ) from error
         self.patch: int = self.network.patch_embed.patch_size[0]
         self.offset = self.patch / 2
         # Positions are interpolated (bicubic) to however many patches there are.
@@ -305,7 +314,8 @@ def keys_file(name: str) -> Path:
             return Path(found)
     raise VeilError(
         f"the weights of {name} are not on this machine: run `hf download timm/{network} model.safetensors`, or put "
-        f"that file as {network}.safetensors into a folder and set {weights.FOLDER_VARIABLE} to that folder."
+        f"that file as {network}.safetensors into a folder and set {weights.FOLDER_VARIABLE} to that folder.",
+        code="weights-missing",
     )
 
 
@@ -313,7 +323,9 @@ def _transformer(name: str) -> Any:
     try:
         import timm
     except ImportError as error:
-        raise VeilError(f"the descriptor {name} needs timm: run `pip install timm`.") from error
+        raise VeilError(
+            f"the descriptor {name} needs timm: run `pip install 'veil-video[learn]'`.", code="extra-missing"
+        ) from error
     network = DESCRIPTORS[name].network
     assert network is not None
     return timm.create_model(network, pretrained=False, num_classes=0, dynamic_img_size=True).eval()
@@ -346,7 +358,9 @@ def lite0_model(published: Path) -> bytes:
     try:
         tensors = {name: t.numpy() for name, t in encoder_weights(published).items()}
     except Exception as error:  # torch and pickle have many
-        raise VeilError(f"{published} does not hold the weights of EfficientNet-Lite0.") from error
+        raise VeilError(
+            f"{published} does not hold the weights of EfficientNet-Lite0.", code="weights-of-another-network"
+        ) from error
     nodes: list[NodeProto] = []
     kept: list[TensorProto] = [
         numpy_helper.from_array(np.array(v, np.float32), n) for n, v in (("zero", 0), ("six", 6))

@@ -90,7 +90,10 @@ class YOLOX:
             or len(answer) != 3
             or answer[2] != 85
         ):
-            raise VeilError(f"{path} is not a YOLOX model as published: it maps {shape} to {answer}.")
+            raise VeilError(
+                f"{path} is not a YOLOX model as published: it maps {shape} to {answer}.",
+                code="weights-of-another-network",
+            )
         self.height, self.width = int(shape[2]), int(shape[3])
         grids = []
         for stride in (8, 16, 32):
@@ -163,18 +166,21 @@ def detector(kind: Kind, name: str | None = None) -> Detector:
     if name.endswith(".onnx"):
         if kind != "person":
             raise VeilError(
-                f"'{name}' cannot serve region '{kind}': a detector file finds people (region=person)."
+                f"'{name}' cannot serve region '{kind}': a detector file finds people (region=person).",
+                code="detector-kind",
             )
         if not Path(name).is_file():
             raise VeilError(
-                f"the detector file '{name}' does not exist: give the path of a YOLOX model in ONNX form."
+                f"the detector file '{name}' does not exist: give the path of a YOLOX model in ONNX form.",
+                code="detector-missing",
             )
         return YOLOX(Path(name))
     purpose = {"face": "detects faces", "person": "detects people"}[kind]
     fitting = [known for known, entry in weights.WEIGHTS.items() if entry.purpose == purpose]
     if name not in fitting:
         raise VeilError(
-            f"there is no detector '{name}' for region '{kind}': choose one of {', '.join(fitting)}."
+            f"there is no detector '{name}' for region '{kind}': choose one of {', '.join(fitting)}.",
+            code="detector-unknown",
         )
     path = weights.find(name)
     if name in TORCHVISION:

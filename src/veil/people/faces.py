@@ -32,7 +32,7 @@ _HOG_PIXELS = (
 _SURE = 0.3  # the heat from which a face of CenterFace counts; below are collars and lamps
 
 
-class Seen(NamedTuple):
+class PersonEmbedding(NamedTuple):
     """Somebody in an image: where, the embedding, and how sure the detector is (1 for a place given)."""
 
     box: Box
@@ -45,11 +45,11 @@ class Embedder(Protocol):
 
     threshold: float  # embeddings nearer than this (Euclid) are taken for one person
 
-    def __call__(self, image: Image) -> list[Seen]:
+    def __call__(self, image: Image) -> list[PersonEmbedding]:
         """Whoever is found in `image` ``(H, W, 3)``."""
         ...
 
-    def at(self, image: Image, boxes: Sequence[Box]) -> list[Seen]:
+    def at(self, image: Image, boxes: Sequence[Box]) -> list[PersonEmbedding]:
         """What is to be seen at the given places, one each, whether or not anybody would be found there."""
         ...
 
@@ -67,19 +67,22 @@ class FaceEmbedder:
         self._network = self._dlib.face_recognition_model_v1(network)
         self._centerface = detector("face")
 
-    def __call__(self, image: Image) -> list[Seen]:
+    def __call__(self, image: Image) -> list[PersonEmbedding]:
         """The faces in `image` ``(H, W, 3)``; one that both detectors find counts once."""
         found = self._find(image)
         seen = self.at(image, [box for box, _ in found])
         return [one._replace(score=score) for one, (_, score) in zip(seen, found, strict=True)]
 
-    def at(self, image: Image, boxes: Sequence[Box]) -> list[Seen]:
+    def at(self, image: Image, boxes: Sequence[Box]) -> list[PersonEmbedding]:
         """The embeddings of what lies at the given places, be it a face or not."""
         if not boxes:
             return []
         chips = [self._chip(image, box) for box in boxes]
         vectors = self._network.compute_face_descriptor(chips)
-        return [Seen(box, np.asarray(vector, np.float32)) for box, vector in zip(boxes, vectors, strict=True)]
+        return [
+            PersonEmbedding(box, np.asarray(vector, np.float32))
+            for box, vector in zip(boxes, vectors, strict=True)
+        ]
 
     def _find(self, image: Image) -> list[tuple[Box, float]]:
         """Squares from the brows to the chin, as dlib draws them and its landmarks need them."""
@@ -132,10 +135,14 @@ def _dlib_and_models() -> tuple[Any, Path]:
     try:
         dlib = importlib.import_module("dlib")
     except ImportError as error:
-        raise VeilError(f"dlib, which tells faces apart, is not on this machine: {remedy}") from error
+        raise VeilError(
+            f"dlib, which embeds faces, is not installed: {remedy}", code="extra-missing"
+        ) from error
     folder = Path(package.origin).parent / "models" if package and package.origin else None
     if folder is None or not all((folder / name).is_file() for name in _MODELS):
-        raise VeilError(f"dlib's weights (face_recognition_models) are not on this machine: {remedy}")
+        raise VeilError(
+            f"dlib's weights (face_recognition_models) are not installed: {remedy}", code="extra-missing"
+        )
     return dlib, folder
 
 

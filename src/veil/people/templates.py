@@ -107,26 +107,32 @@ def add(
     """
     if not NAME.fullmatch(name):
         raise VeilError(
-            f"'{name}' is no name for a template: use up to 40 small letters, digits, '-' and '_', such as 'left-hand'."
+            f"'{name}' is not a name for a template: use up to 40 small letters, digits, '-' and '_', such as 'left-hand'.",
+            code="template-name",
         )
     if name in parts.GROUPS:
         raise VeilError(
-            f"'{name}' is what the part network finds without a template: choose another name, such as 'my-{name}'."
+            f"'{name}' is what the part network finds without a template: choose another name, such as 'my-{name}'.",
+            code="template-name-of-part",
         )
     if extend and overwrite:
         raise VeilError(
-            f"the template '{name}' can be extended or replaced, not both: choose one of the two."
+            f"the template '{name}' can be extended or replaced, not both: choose one of the two.",
+            code="options-conflict",
         )
     if name in _own() and not (extend or overwrite):
         raise VeilError(
-            f"the template '{name}' exists already: pass --extend to add to it, or --overwrite to replace it."
+            f"the template '{name}' exists already: pass --extend to add to it, or --overwrite to replace it.",
+            code="template-exists",
         )
     descriptor = descriptor or dense.descriptor()
     before = None
     if extend:
         if name not in _own():
             hint = _suggestion(name, _own()) if _own() else ": make it first, without --extend."
-            raise VeilError(f"there is no template '{name}' of yours to extend{hint}")
+            raise VeilError(
+                f"there is no template '{name}' of yours to extend{hint}", code="template-unknown"
+            )
         check(before := _read(name), descriptor)
     pixels = pictures.read(image)
     _checked(pixels, points)
@@ -142,7 +148,10 @@ def remove(name: str) -> None:
     """Forget one of the user's templates."""
     place = folder() / f"{name}{SUFFIX}"
     if not NAME.fullmatch(name) or not place.is_file():
-        raise VeilError(f"there is no template '{name}' of yours to remove{_suggestion(name, _own())}")
+        raise VeilError(
+            f"there is no template '{name}' of yours to remove{_suggestion(name, _own())}",
+            code="template-unknown",
+        )
     with io_errors(place, "removed", advice="check the permissions of its folder"):
         place.unlink()
 
@@ -176,9 +185,14 @@ def expanded(wanted: Iterable[str]) -> list[str]:
     for name in wanted:
         if name not in known and name not in GROUPS:
             if name in parts.GROUPS:
-                raise VeilError(f"there is no template '{name}': it takes the part network to find that.")
+                raise VeilError(
+                    f"there is no template '{name}': set parts=true, since the part network finds it.",
+                    code="template-is-part",
+                )
             choice = [*dict.fromkeys([*known, *parts.GROUPS])]
-            raise VeilError(f"there is no template '{name}'{_suggestion(name, choice)}")
+            raise VeilError(
+                f"there is no template '{name}'{_suggestion(name, choice)}", code="template-unknown"
+            )
         found |= dict.fromkeys([name] if name in known else GROUPS[name])
     return list(found)
 
@@ -219,22 +233,25 @@ def check(template: Template, descriptor: Descriptor) -> None:
     if template.descriptor != descriptor.name:
         raise VeilError(
             f"the template '{template.name}' was made with the descriptor {template.descriptor}, not with "
-            f"{descriptor.name}: use that one, or make the template anew."
+            f"{descriptor.name}: use that one, or make the template again.",
+            code="template-of-another-descriptor",
         )
     if template.fingerprint != descriptor.fingerprint or template.vectors.shape[1] != descriptor.dim:
         raise VeilError(
             f"the template '{template.name}' was made with other weights of {descriptor.name} (they begin "
-            f"{template.fingerprint[:8]}, these {descriptor.fingerprint[:8]}): make the template anew."
+            f"{template.fingerprint[:8]}, these {descriptor.fingerprint[:8]}): make the template again.",
+            code="template-of-other-weights",
         )
 
 
 def saliency(descriptors: Array, templates: Sequence[Template], aggregate: Aggregate = "mean") -> Array:
     """How much each place ``(…, h, w)`` in [0, 1] looks like the templates, of descriptors ``(…, h, w, D)``; Eq. 1."""
     if not templates:
-        raise VeilError("there is nothing to look for: name at least one template.")
+        raise VeilError("there is nothing to look for: name at least one template.", code="nothing-named")
     if aggregate not in get_args(Aggregate):
         raise VeilError(
-            f"there is no aggregate '{aggregate}': choose one of {', '.join(get_args(Aggregate))}."
+            f"there is no aggregate '{aggregate}': choose one of {', '.join(get_args(Aggregate))}.",
+            code="aggregate-unknown",
         )
     for template in templates:
         if template.vectors.shape[1] != descriptors.shape[-1]:
@@ -272,16 +289,20 @@ def _checked(pixels: Image, points: Sequence[Click]) -> None:
     """Refuse clicks that point at nothing."""
     height, width = pixels.shape[:2]
     if not points:
-        raise VeilError("a template needs at least one click: give a point x,y of the picture.")
+        raise VeilError(
+            "a template needs at least one click: give a point x,y of the picture.", code="click-missing"
+        )
     for x, y in points:
         if not (0 <= x < width and 0 <= y < height):  # so that NaN is outside, too
             raise VeilError(
                 f"the click {x:g},{y:g} is outside the picture, which is {width} pixels wide and {height} high: give "
-                "a point in it."
+                "a point in it.",
+                code="click-outside",
             )
     if (pixels == pixels[0, 0]).all():
         raise VeilError(
-            "the picture is of one colour throughout, and there is nothing in it to look for: give another."
+            "the picture is of one colour throughout, and there is nothing in it to look for: give another.",
+            code="picture-uniform",
         )
 
 
@@ -336,20 +357,21 @@ def _read(name: str) -> Template:
     try:
         with safe_open(path, "np") as file:
             vectors = file.get_tensor("vectors")
-            told = json.loads(file.metadata()["template"])
+            metadata = json.loads(file.metadata()["template"])
         found = Template(
             name=name,
-            descriptor=str(told["descriptor"]),
-            fingerprint=str(told["fingerprint"]),
+            descriptor=str(metadata["descriptor"]),
+            fingerprint=str(metadata["fingerprint"]),
             vectors=vectors,
-            origins=tuple(_origin(**origin) for origin in told["origins"]),
+            origins=tuple(_origin(**origin) for origin in metadata["origins"]),
         )
         right = vectors.dtype == np.float32 and vectors.ndim == 2 and len(vectors) == len(found.origins) > 0
         if not right or not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3):
             raise ValueError("vectors")
     except Exception as error:  # of the format, of JSON, of what is missing in it
         raise VeilError(
-            f"{path} is not a template of Veil, or is damaged: run `veil template remove {name}`, and make it anew."
+            f"{path} is not a template of Veil, or is damaged: run `veil template remove {name}`, and make it again.",
+            code="template-damaged",
         ) from error
     return found
 
@@ -365,10 +387,10 @@ def _write(template: Template, *, overwrite: bool) -> None:
     place = folder() / f"{template.name}{SUFFIX}"
     with io_errors(place.parent, "written", advice="set XDG_DATA_HOME to a folder that can"):
         place.parent.mkdir(parents=True, exist_ok=True)
-    told = {
+    metadata = {
         "descriptor": template.descriptor,
         "fingerprint": template.fingerprint,
         "origins": [dataclasses.asdict(origin) for origin in template.origins],
     }  # the name is that of the file
     with Draft(place, overwrite=overwrite) as draft:
-        draft.path.write_bytes(save({"vectors": template.vectors}, {"template": json.dumps(told)}))
+        draft.path.write_bytes(save({"vectors": template.vectors}, {"template": json.dumps(metadata)}))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import IO, Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor
 from veil.core import Frames, VeilError
 from veil.data import Dataset
 from veil.data.frames import FrameReader, square
+from veil.media.folders import cache_folder
 
 MEMORY_LIMIT = 24 << 30  # bytes of frames of one split in memory; more are kept on disk
 
@@ -113,7 +113,7 @@ def _stored(videos: Iterable[Frames], device: torch.device) -> tuple[Tensor, lis
 
 def _move_to_disk(parts: list[Frames], file: IO[bytes] | None) -> IO[bytes]:
     """Append the parts to a file without a name, which disappears with the process, and free their memory."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "veil" / "frames"
+    folder = cache_folder("frames")
     try:
         if file is None:
             folder.mkdir(parents=True, exist_ok=True)
