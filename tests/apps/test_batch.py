@@ -242,7 +242,7 @@ def test_two_inputs_for_one_output_are_refused(tmp_path):
         tasks_of([f"{tmp_path}/*.mkv"], str(tmp_path / "out"))
 
 
-def test_seeds_are_not_told_and_runs_are_told_by_their_weights(tmp_path):
+def test_seeds_are_not_recorded_and_runs_are_recorded_by_their_weights(tmp_path):
     assert BatchOptions(method="noise:seed=3,amount=0.2").recorded()["method"] == "noise:amount=0.2"
     assert BatchOptions(method="noise:seed=3").recorded()["method"] == "noise"
     (tmp_path / "weights.safetensors").write_bytes(b"1")

@@ -137,4 +137,4 @@ def test_features_are_those_that_one_process_makes(address, tmp_path, monkeypatc
     assert [s.split for s in one.samples] == [s.split for s in two.samples]
     (tmp_path / "in/broken.mp4").unlink()
     again = extract_videos(["in"], "there", encoder=Tiny(), dtype="float32", ray=address, resume=True)
-    assert (again.written, again.there, again.failed) == (0, 6, ())
+    assert (again.written, again.stored_before, again.failed) == (0, 6, ())

@@ -86,7 +86,7 @@ def test_the_folder_holds_pictures_of_everything_looked_for(red, tmp_path):
     assert names(tmp_path) == ["in.mp4", "out.mp4", "why"]
 
 
-def test_coverage_is_told_of_every_frame_at_its_time(red, tmp_path):
+def test_coverage_holds_every_frame_at_its_time(red, tmp_path):
     report = explained(red, tmp_path)
     with (tmp_path / "why" / "coverage.csv").open() as file:
         rows = list(csv.DictReader(file))

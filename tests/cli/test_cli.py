@@ -50,7 +50,7 @@ def refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_hides_a_face_and_tells_of_it(face, tmp_path):
+def test_hides_a_face_and_reports_it(face, tmp_path):
     wanted = ["-o", "out.mp4", "--report", "r.json", "--preview", "p.jpg"]
     result = veil("anonymize", face, *wanted, "--method", "blacken", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -82,7 +82,7 @@ def test_every_method_on_the_frame(method, face, tmp_path):
     assert not np.array_equal(frames_of(tmp_path / "out.mp4"), frames_of(face))
 
 
-def test_nothing_found_is_said_and_named(tmp_path):
+def test_nothing_found_is_reported(tmp_path):
     empty = clips.video(tmp_path / "empty.mp4", clips.pictures(8))
     wanted = ["-o", tmp_path / "out.mp4", "--report", tmp_path / "r.json", "--method", "blacken"]
     result = called("anonymize", empty, *wanted)
@@ -96,7 +96,7 @@ def test_nothing_found_is_said_and_named(tmp_path):
     assert files(tmp_path) == before  # and what was there stays
 
 
-def test_hides_what_is_named_and_says_why(face, tmp_path):
+def test_hides_what_is_named_and_explains_it(face, tmp_path):
     wanted = ["-o", "out.mp4", "--report", "r.json", "--explain", "why", "--require-match"]
     chosen = ["--method", "selective", "--hide", "hair, face", "--also", "none"]
     result = called("anonymize", face, *wanted, *chosen, cwd=tmp_path)
@@ -315,7 +315,7 @@ def test_a_full_disk_leaves_nothing(face, tmp_path):
     assert files(tmp_path / "new") == []
 
 
-def test_nobody_is_told(face, tmp_path):
+def test_no_telemetry_is_sent(face, tmp_path):
     """onnxruntime would report its use, with an identity for this machine that it keeps in the user's cache."""
     quiet = {name: value for name, value in os.environ.items() if name not in ("CI", "ORT_DISABLE_TELEMETRY")}
     command = [sys.executable, "-m", "veil", "anonymize", str(face), "-o", str(tmp_path / "out.mp4")]
@@ -363,7 +363,7 @@ def test_a_signal_in_the_middle_leaves_no_output(number, long, tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_training_says_how_to_go_on(tmp_path):
+def test_ctrl_c_in_training_names_the_option_to_resume(tmp_path):
     small = "size = 16\nframes = 2\nlength = 2\nbatch = 2\nsteps = 1000\noptions = { count = 60 }\n"
     (tmp_path / "recipe.toml").write_text('method = "recognize"\n' + small)
     process = started("train", "recipe.toml", "-o", "run", "--device", "cpu", cwd=tmp_path)
@@ -415,7 +415,7 @@ def test_ctrl_c_finishes_the_file_of_a_stream(stream, tmp_path):
     assert len(frames_of(tmp_path / "out.mp4")) > 10
 
 
-def test_data_check_says_whether_a_dataset_is_usable(tmp_path):
+def test_data_check_reports_whether_a_dataset_is_usable(tmp_path):
     few = ["synthetic", "--option", "count=24", "--option", "size=32"]
     good = called("data", "check", *few, "--sheet", "s.jpg", cwd=tmp_path)
     assert good.returncode == 0 and "usable" in good.stdout and files(tmp_path) == ["s.jpg"]

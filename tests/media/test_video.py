@@ -265,7 +265,7 @@ def test_the_real_rate_is_found(tmp_path: Path) -> None:
         assert open_source(path).info.fps == NTSC, name
 
 
-def test_the_number_of_frames_is_told_where_it_is_known(tmp_path: Path) -> None:
+def test_the_number_of_frames_is_stated_where_it_is_known(tmp_path: Path) -> None:
     assert open_source(clips.video(tmp_path / "a.mp4")).info.frames == 10
     assert open_source(clips.video(tmp_path / "a.avi", codec="mpeg4")).info.frames == 10
     assert open_source(clips.video(tmp_path / "a.mkv")).info.frames is None
@@ -591,7 +591,7 @@ def test_frames_of_another_size_are_a_mistake(tmp_path: Path, source: Path) -> N
         ("out.mp4", {"codec": "h265", "size": (7, 5)}, "not-encodable"),
     ],
 )
-def test_what_cannot_be_written_is_said_at_once(tmp_path: Path, name: str, how: dict, code: str) -> None:
+def test_what_cannot_be_written_is_refused_at_once(tmp_path: Path, name: str, how: dict, code: str) -> None:
     (tmp_path / "there.mp4").write_bytes(b"old")
     (tmp_path / "there.png").write_bytes(b"old")
     (tmp_path / "folder.mp4").mkdir()
@@ -691,7 +691,7 @@ def test_a_killed_writer_leaves_no_file_of_that_name(tmp_path: Path, source: Pat
     assert all(name.startswith(".veil-") for name in left(tmp_path))
 
 
-def test_what_is_forbidden_is_said(tmp_path: Path) -> None:
+def test_what_is_forbidden_is_refused(tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp())  # pytest's folders are closed to others
     clips.video(folder / "in.mp4").chmod(0o000)
     clips.video(folder / "open.mp4")
@@ -794,7 +794,7 @@ def test_a_file_does_not_send_us_elsewhere(tmp_path: Path) -> None:
             server.accept()
 
 
-def test_libav_says_nothing_itself(tmp_path: Path) -> None:
+def test_libav_prints_nothing_itself(tmp_path: Path) -> None:
     bad = clips.spoiled(clips.video(tmp_path / "in.mp4", clips.noise(30)), 12)
     script = """
         import sys
@@ -1281,7 +1281,7 @@ def test_an_error_leaves_no_still(tmp_path: Path) -> None:
     assert left(tmp_path) == set()
 
 
-def test_names_tell_stills_from_videos() -> None:
+def test_suffixes_distinguish_stills_from_videos() -> None:
     assert is_image("a/b.JPG") and is_image(Path("x.tiff")) and not is_image("a.gif")
     assert is_video("a/b.MP4") and is_video(Path("x.gif")) and not is_video("x.txt") and not is_video("x.png")
     assert not VIDEO_SUFFIXES & IMAGE_SUFFIXES

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veil.core import Frames, VeilError
+from veil.core import Frames, VeilError, io_errors
 from veil.data import Dataset
 from veil.data.frames import FrameReader, square
 from veil.media.folders import cache_folder
@@ -114,18 +114,13 @@ def _stored(videos: Iterable[Frames], device: torch.device) -> tuple[Tensor, lis
 def _move_to_disk(parts: list[Frames], file: IO[bytes] | None) -> IO[bytes]:
     """Append the parts to a file without a name, which disappears with the process, and free their memory."""
     folder = cache_folder("frames")
-    try:
+    advice = "set XDG_CACHE_HOME to a folder on a larger disk, or lower data.max_frames or data.size"
+    with io_errors(f"the frame cache {folder}", "written", advice=advice, code="frame-cache-full"):
         if file is None:
             folder.mkdir(parents=True, exist_ok=True)
             file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         for part in parts:
             file.write(part.data)
         file.flush()
-    except OSError as error:
-        raise VeilError(
-            f"the frames do not fit into memory and cannot be written to {folder} ({error.strerror or error}): set "
-            "XDG_CACHE_HOME to a folder on a larger disk, or lower data.max_frames or data.size.",
-            code="frame-cache-full",
-        ) from error
     parts.clear()
     return file
