@@ -10,11 +10,11 @@ import time
 
 import torch
 
-from veil.data.synthetic import LENGTHS, World
+from veil.data.synthetic import LENGTHS, VideoGenerator
 
 
 def rate(device: str, seconds: float) -> None:
-    world = World(device=device)
+    world = VideoGenerator(device=device)
     batch = 16 if device == "cpu" else 1024
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     for kind in ("clips", "stills", "gait-alike"):

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from veil.data import synthetic
-from veil.data.synthetic import LENGTHS, Kind, World
+from veil.data.synthetic import LENGTHS, Kind, VideoGenerator
 from veil.features.encoder_training import NOTHING
 from veil.features.encoders import SHIPPED, load_compact
 from veil.features.encoders.convolutional import Compact
@@ -48,7 +48,7 @@ class Table(NamedTuple):
 def tables(sees: dict[str, Sees], kind: Kind, count: int, device: str, size: int) -> dict[str, Table]:
     """What each encoder makes of the first `count` videos of a kind of world 0."""
     dataset = synthetic.read(kind=kind, count=count, size=size)
-    stage = World(0, size, device=device)
+    stage = VideoGenerator(0, size, device=device)
     found: dict[str, list[Tensor]] = {name: [] for name in sees}
     labels, attributes = [], []
     step = max(1, 2048 // LENGTHS[kind])

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import cv2
 import numpy as np
 
-from veil.data.synthetic import World
+from veil.data.synthetic import VideoGenerator
 from veil.methods import make
 from veil.methods.noise import CarriedNoise, Carry
 from veil.nn.flow import Dis, Motions, Speed, enlarge, inconsistent
@@ -81,7 +81,7 @@ def estimated(frames: list[Array], how: Speed) -> list[Truth]:
 
 def joints_of_the_world(index: int, size: int = 384, length: int = 40) -> tuple[list[Array], list[Truth]]:
     """A clip of the synthetic world, and the way of each joint that is in the picture, as its skeletons tell."""
-    frames, truth = World(0, size, fps=25).render([index], "clips", length=length)
+    frames, truth = VideoGenerator(0, size, fps=25).render([index], "clips", length=length)
     joints = truth.joints[0, :, truth.there[0]].double().numpy()  # (T, P, POINTS, 2)
     told = []
     for before, after in pairwise(joints.reshape(length, -1, 2)):

@@ -44,7 +44,7 @@ from veil.audit.features.inversion import evaluate_inversion, invert_features
 from veil.audit.features.probes import PROBES, ProbeBudget, train_probe
 from veil.audit.provenance import source_fingerprint
 from veil.data import Dataset, Sample, read
-from veil.data.synthetic import painted_on
+from veil.data.synthetic import rendered_on
 from veil.features import encoders, matching, splavu, subspace
 from veil.features.adapter import Adapter, anonymized
 from veil.features.bank import Bank
@@ -165,7 +165,7 @@ ROWS: dict[str, Row] = {
 def world(kind: str, size: int, given: argparse.Namespace) -> Dataset:
     """The synthetic world, painted on the device."""
     count, device = TINY[kind] if given.tiny else KINDS[kind][0], given.device
-    return painted_on(read("synthetic", None, kind=kind, count=count, size=size), device, size=size)
+    return rendered_on(read("synthetic", None, kind=kind, count=count, size=size), device, size=size)
 
 
 def dataset_of(name: str, given: argparse.Namespace, count: int | None = None) -> Dataset:

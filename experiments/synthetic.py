@@ -18,7 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from veil.data.synthetic import ACTIONS, ATTRIBUTES, IDENTITIES, LENGTHS, Kind, Truth, World, read
+from veil.data.synthetic import (
+    ACTIONS,
+    ATTRIBUTES,
+    IDENTITIES,
+    LENGTHS,
+    GroundTruth,
+    Kind,
+    VideoGenerator,
+    read,
+)
 
 
 class Task(NamedTuple):
@@ -138,16 +147,16 @@ def learn(data: Data, epochs: int, width: int, batch: int, seed: int = 0) -> Ten
     return found
 
 
-def gather(kind: Kind, count: int, size: int, device: str) -> dict[str, tuple[Tensor, Truth]]:
+def gather(kind: Kind, count: int, size: int, device: str) -> dict[str, tuple[Tensor, GroundTruth]]:
     """The frames and the truth of each split."""
-    world = World(size=size, device=device)
+    world = VideoGenerator(size=size, device=device)
     splits: dict[str, list[int]] = {"train": [], "val": [], "test": []}
     for index, sample in enumerate(read(kind=kind, count=count, size=size).samples):
         splits[sample.split].append(index)
     found, at_once = {}, (256 if device == "cpu" else 8192) // LENGTHS[kind]
     for name, indices in splits.items():
         parts = [world.render(indices[i : i + at_once], kind) for i in range(0, len(indices), at_once)]
-        truth = Truth(*map(torch.cat, zip(*(truth for _, truth in parts), strict=True)))
+        truth = GroundTruth(*map(torch.cat, zip(*(truth for _, truth in parts), strict=True)))
         found[name] = torch.cat([frames for frames, _ in parts]), truth
     return found
 

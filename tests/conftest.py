@@ -30,10 +30,10 @@ _drawn: dict[tuple[object, ...], Any] = {}
 
 @pytest.fixture(scope="module")
 def drawn_once() -> Iterator[None]:
-    """Videos of the synthetic world are drawn once in all, for tests that ask what is done with them."""
+    """Synthetic videos are rendered only once, for tests of what is done with them."""
     import torch
 
-    from veil.data import synthetic
+    from veil.data.synthetic import dataset as synthetic
 
     draw = synthetic.render_samples
 

@@ -9,7 +9,7 @@ import pytest
 from layouts import SHARED
 
 from veil.data import synthetic
-from veil.data.check import PUBLISHED, SHOWN, Check, check, contact_sheet
+from veil.data.check import PUBLISHED, SHOWN, DatasetCheck, check, contact_sheet
 
 needs_data = pytest.mark.skipif(not (SHARED / "data").is_dir(), reason=f"{SHARED / 'data'} is not there")
 
@@ -39,12 +39,12 @@ def test_a_usable_dataset_is_counted_and_shown(tmp_path: Path) -> None:
         counts["training"] == (8, 9_537) and counts["test"] == (28, 3_783) and counts["actions"] == (2, 101)
     )
     assert found.actions == {"Archery": 18, "Basketball": 18}
-    assert any("v_Archery_g01_c01.mp4 is no video" in note for note in found.notes)
+    assert any("v_Archery_g01_c01.mp4" in note for note in found.notes)
     assert found.sheet is not None and found.sheet.size == (960, 6 * 176)
-    said = "\n".join(found.lines())
-    assert "usable" in said and "(published: 9,537)" in said
-    told = json.loads(json.dumps(found.as_dict()))
-    assert told["counts"][0] == {"what": "samples", "found": 36, "published": None}
+    text = "\n".join(found.lines())
+    assert "usable" in text and "(published: 9,537)" in text
+    values = json.loads(json.dumps(found.as_dict()))
+    assert values["counts"][0] == {"what": "samples", "found": 36, "published": None}
 
 
 def test_prevalences_are_by_frames(tmp_path: Path) -> None:
@@ -60,12 +60,12 @@ def test_every_name_is_told(tmp_path: Path) -> None:
     found = check("synthetic", None, {"count": 24, "size": 32}, sheet=0)
     lines = found.lines(60)
     assert max(map(len, lines)) <= 60
-    said = " ".join(line.strip() for line in lines)
-    assert f"actions: {', '.join(synthetic.ACTIONS)} attributes: {', '.join(synthetic.ATTRIBUTES)} " in said
+    text = " ".join(line.strip() for line in lines)
+    assert f"actions: {', '.join(synthetic.ACTIONS)} attributes: {', '.join(synthetic.ATTRIBUTES)} " in text
     assert not any(line.endswith(("sit", "pick")) for line in lines), "a name is torn apart"
-    told = json.loads(json.dumps(found.as_dict()))
-    assert told["actions"] == dict.fromkeys(synthetic.ACTIONS, 2)
-    assert told["attributes"] == list(synthetic.ATTRIBUTES)
+    values = json.loads(json.dumps(found.as_dict()))
+    assert values["actions"] == dict.fromkeys(synthetic.ACTIONS, 2)
+    assert values["attributes"] == list(synthetic.ATTRIBUTES)
     layouts.thumos14(tmp_path, features=True)
     untrimmed = check("thumos14", tmp_path, {"features": tmp_path / "features"})
     assert untrimmed.actions == {"CliffDiving": 25, "Diving": 25}, "by the segments of its videos"
@@ -73,9 +73,9 @@ def test_every_name_is_told(tmp_path: Path) -> None:
 
 def test_thousands_of_tags_are_for_the_json() -> None:
     names = tuple(f"tag {i}" for i in range(SHOWN + 1))
-    found = Check("tags", "", prevalences={"train": dict.fromkeys(names, 0.5)}, attributes=names)
-    said = " ".join(found.lines())
-    assert "--json names all" in said and said.count("0.500") == SHOWN
+    found = DatasetCheck("tags", "", prevalences={"train": dict.fromkeys(names, 0.5)}, attributes=names)
+    text = " ".join(found.lines())
+    assert "--json names all" in text and text.count("0.500") == SHOWN
     assert found.as_dict()["attributes"] == names
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from layouts import SHARED
 
-from veil.core import VeilError
+from errors import refuses
 from veil.data import Dataset, Segment, untrimmed
 from veil.data.labels import read_json, read_lines
 
@@ -31,7 +31,7 @@ def test_thumos_with_features(tmp_path: Path) -> None:
     layouts.thumos14(tmp_path, features=True)
     dataset = untrimmed.thumos14(tmp_path, features=tmp_path / "features")
     assert {sample.path.suffix for sample in dataset.samples if sample.path} == {".npy"}
-    with pytest.raises(VeilError, match="holds features, not frames"):
+    with refuses("features-not-frames"):
         dataset.frames(dataset.samples[0])
 
 

@@ -248,9 +248,9 @@ def test_built_in_templates_are_clicks_in_their_pictures():
 
 
 def test_figures_are_those_of_the_synthetic_world():
-    from veil.data.synthetic.world import World
+    from veil.data.synthetic.generator import VideoGenerator
 
-    drawn = World(0, 448).render([1, 2, 5, 3], length=1)[0][:, 0].numpy()
+    drawn = VideoGenerator(0, 448).render([1, 2, 5, 3], length=1)[0][:, 0].numpy()
     corners = ((118, 170), (20, 150), (150, 130), (118, 200))
     tiles = [f[y : y + 220, x : x + 220] for f, (x, y) in zip(drawn, corners, strict=True)]
     shipped = pictures.built_in("people").astype(int)

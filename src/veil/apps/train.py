@@ -18,7 +18,7 @@ from torch import distributed
 
 from veil.apps.recognize import RecognizeRecipe
 from veil.core import Progress, VeilError
-from veil.data.listing import NoFolder
+from veil.data.listing import FolderNotGiven
 from veil.features.registry import RECIPES as FEATURE_RECIPES
 from veil.methods.recipes import RECIPES as PIXEL_RECIPES
 from veil.training import config
@@ -79,9 +79,9 @@ def _with_keys(method: str, plain: dict[str, Any], *arguments: Any) -> Path:
     """`_train`, with the keys of this recipe in the messages of its errors."""
     try:
         return _train(method, plain, *arguments)
-    except NoFolder as error:
+    except FolderNotGiven as error:
         raise VeilError(
-            f"{error.what} is read from a folder: add --set {_missing_root(plain)}=FOLDER.",
+            f"{error.dataset} is read from a folder: add --set {_missing_root(plain)}=FOLDER.",
             code="data-root-missing",
         ) from error
     except (RuntimeError, MemoryError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError

@@ -24,7 +24,7 @@ from torch import Tensor
 from veil.audit.result import Encoding
 from veil.core import Anonymizer, Frames, Progress, VeilError
 from veil.data import Dataset, Sample
-from veil.data.frames import FrameReader, Read, square
+from veil.data.frames import FrameReader, SampleFrames, square
 from veil.media.sinks import open_sink
 from veil.media.sources import open_source
 from veil.media.video import FrameTime, VideoInfo
@@ -104,7 +104,7 @@ def gather(
     kept: list[Sample] = []
     store: Frames | None = None
 
-    def make(read: Read) -> tuple[Sample, Frames]:
+    def make(read: SampleFrames) -> tuple[Sample, Frames]:
         raw = square(read.frames, size)
         out = raw if anonymizer is None else anonymized(anonymizer, raw)
         if encoding == "h264" and len(out) > 1:
@@ -181,7 +181,7 @@ def round_trip(frames: Frames) -> Frames:
     return back[:, :height, :width]
 
 
-def _in_parallel(work: Callable[[Read], tuple[Sample, Frames]], reads: Iterator[Read]):
+def _in_parallel(work: Callable[[SampleFrames], tuple[Sample, Frames]], reads: Iterator[SampleFrames]):
     """`work` done on each of `reads`, in order, by all cores, a few ahead."""
     workers = cpu_count() or 1
     with ThreadPoolExecutor(workers, "veil-audit") as pool:

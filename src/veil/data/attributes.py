@@ -15,13 +15,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from veil.core import VeilError
-from veil.data import clips
 from veil.data.frames import read_frames
 from veil.data.labels import read_json, read_pickle, read_table
-from veil.data.listing import find, folder, locate, media, present, video_id, walk
+from veil.data.listing import dataset_folder, find, locate, media_files, select_present, video_id
 from veil.data.sample import Dataset, Sample, Split
 from veil.data.splits import deal, hold_out
-from veil.media.inputs import is_image
+from veil.data.web_actions import film, hmdb51, timed_name, ucf101, with_times
+from veil.media.inputs import is_image, walk
 
 # fmt: off
 VISPR1 = (
@@ -51,7 +51,7 @@ def vispr(
 
         root/train_labels.pkl, test_labels.pkl      {"2017_10001018": array of 7}
     """
-    root = folder(root, "VISPR")
+    root = dataset_folder(root, "VISPR")
     base = Path(labels or root)
     pictures = {Path(name).stem: path for name, path in _stills(root).items()}
     chosen = {"vispr1": VISPR1, "vispr2": VISPR2}.get(subset) or _vispr_all(base)
@@ -62,7 +62,7 @@ def vispr(
             marks[file.stem] = split, _vispr_marks(file, chosen)
     if not marks:
         marks, notes = _vispr_pickles(base, subset)
-    have, missing = present(marks, pictures, root, "VISPR pictures")
+    have, missing = select_present(marks, pictures, root, "VISPR pictures")
     samples = [Sample(name, marks[name][0], path, attributes=marks[name][1]) for name, path in have.items()]
     return Dataset("vispr", samples, read_frames, attributes=chosen, notes=(*notes, *missing))
 
@@ -76,17 +76,21 @@ def _vispr_all(base: Path) -> tuple[str, ...]:
 
 
 def _vispr_marks(file: Path, chosen: Sequence[str]) -> tuple[float, ...]:
-    told = read_json(file)
-    if not isinstance(told, dict) or not isinstance(told.get("labels"), list):
-        raise VeilError(f'{file} has no "labels"; get the annotations of VISPR again')
-    return tuple(float(name in told["labels"]) for name in chosen)
+    content = read_json(file)
+    if not isinstance(content, dict) or not isinstance(content.get("labels"), list):
+        raise VeilError(
+            f'{file} has no "labels": download the annotations of VISPR again.', code="labels-invalid"
+        )
+    return tuple(float(name in content["labels"]) for name in chosen)
 
 
 def _vispr_pickles(base: Path, subset: str) -> tuple[dict[str, tuple[Split, tuple[float, ...]]], list[str]]:
     hint = "unpack the annotations of VISPR there, or name their folder with the option labels"
     files = {split: locate(base, f"{split}_labels.pkl", hint=hint) for split in ("train", "test")}
     if subset != "vispr1":
-        raise VeilError(f"{files['train']} knows VISPR1 only; for {subset} {hint}")
+        raise VeilError(
+            f"{files['train']} has labels of VISPR1 only: for {subset} {hint}.", code="labels-invalid"
+        )
     marks: dict[str, tuple[Split, tuple[float, ...]]] = {}
     for split, file in files.items():
         for name, vector in _vectors(file, len(VISPR1)).items():
@@ -97,21 +101,26 @@ def _vispr_pickles(base: Path, subset: str) -> tuple[dict[str, tuple[Split, tupl
 
 def _vectors(file: Path, width: int) -> dict[str, tuple[float, ...]]:
     """A pickle of ``{name: array of zeros and ones}``."""
-    told = read_pickle(file)
-    if not isinstance(told, dict):
-        raise VeilError(f"{file} holds a {type(told).__name__}, not a table of names; get it again")
+    content = read_pickle(file)
+    if not isinstance(content, dict):
+        raise VeilError(
+            f"{file} holds a {type(content).__name__} instead of labels by name: download it again.",
+            code="labels-invalid",
+        )
     found: dict[str, tuple[float, ...]] = {}
-    for name, value in told.items():
+    for name, value in content.items():
         vector = np.asarray(value, np.float64).reshape(-1)
         if vector.shape != (width,) or not np.isin(vector, (0, 1)).all():
-            said = f"{file} marks {name} with {vector.tolist()}, not with {width} zeros and ones"
-            raise VeilError(f"{said}; get it again")
+            raise VeilError(
+                f"{file} has {vector.tolist()} for {name} instead of {width} zeros and ones: download it again.",
+                code="labels-invalid",
+            )
         found[str(name)] = tuple(vector.tolist())
     return found
 
 
 class _Runs(NamedTuple):
-    """One video of PA-HMDB51: for every attribute its value in each frame, -1 where nobody said."""
+    """One video of PA-HMDB51: for every attribute its value in each frame, -1 where it is unknown."""
 
     values: dict[str, np.ndarray]
     either: dict[str, np.ndarray]  # the second value, where two people differ
@@ -138,22 +147,23 @@ def pa_hmdb51(
     attacker shares with it (all but a65), where ``nudity="semi"`` counts value 2 only; ``native`` gives the
     five of the dataset, present where not 0. The training videos have an action and no attributes.
     """
-    root = folder(root, "HMDB51")
+    root = dataset_folder(root, "HMDB51")
     base = Path(labels or root)
-    told = {path.stem: read_json(path) for path in find(base, "PrivacyAttributes/*.json", "*.json")}
+    content = {path.stem: read_json(path) for path in find(base, "PrivacyAttributes/*.json", "*.json")}
     runs = {
         Path(file).stem: (action, _pa_runs(file, marks))
-        for action, videos in told.items()
+        for action, videos in content.items()
         if isinstance(videos, dict)
         for file, marks in videos.items()
         if isinstance(marks, dict) and set(PA_ATTRIBUTES) <= set(marks)
     }
     if not runs:
         raise VeilError(
-            f"{base} holds no PA-HMDB51 labels like clap.json; name their folder with the option labels"
+            f"{base} has no PA-HMDB51 labels like clap.json: name their folder with the option labels.",
+            code="label-file-missing",
         )
-    found = media(root)
-    have, notes = present(runs, found, root, "PA-HMDB51 videos")
+    found = media_files(root)
+    have, notes = select_present(runs, found, root, "PA-HMDB51 videos")
     actions = tuple(sorted({action for action, _ in runs.values()}))
     index = {action: place for place, action in enumerate(actions)}
     samples: list[Sample] = []
@@ -170,7 +180,7 @@ def pa_hmdb51(
     if dropped:
         notes.append(f"{dropped:,} frames lack one of the five attributes and are left out")
     rest = {name: path for name, path in found.items() if name not in runs and path.parent.name in index}
-    groups = {name: (path.parent.name, clips.film(name, path.parent.name)) for name, path in rest.items()}
+    groups = {name: (path.parent.name, film(name, path.parent.name)) for name, path in rest.items()}
     held = hold_out(groups.values())
     for name, path in rest.items():
         split: Split = "val" if groups[name] in held else "train"
@@ -191,8 +201,10 @@ def _pa_runs(file: str, marks: Mapping[str, Any]) -> _Runs:
                 runs.values[name][int(first) : int(last) + 1] = int(several[0])
                 runs.either[name][int(first) : int(last) + 1] = int(several[-1])
     except (TypeError, ValueError, IndexError) as error:
-        said = f"PA-HMDB51 marks {file} otherwise than with [first, last, value]"
-        raise VeilError(f"{said}; get the labels again") from error
+        raise VeilError(
+            f"PA-HMDB51 has labels of {file} that are not [first, last, value]: download them again.",
+            code="labels-invalid",
+        ) from error
     return runs
 
 
@@ -246,7 +258,7 @@ def vp_ucf101(
     """
 
     def videos(base: Path) -> Dataset:
-        return clips.ucf101(root, labels=base, split=split)
+        return ucf101(root, labels=base, split=split)
 
     return _vp("vp-ucf101", root, labels, splits, "ucf101_privacy_attribute_label.pickle", videos)
 
@@ -271,7 +283,7 @@ def vp_hmdb51(
     """
 
     def videos(base: Path) -> Dataset:
-        return clips.hmdb51(root, labels=base, split=split, unused=unused)
+        return hmdb51(root, labels=base, split=split, unused=unused)
 
     return _vp("vp-hmdb51", root, labels, splits, "hmdb51_privacy_attribute_label.pickle", videos)
 
@@ -284,7 +296,7 @@ def _vp(
     file: str,
     videos: Callable[[Path], Dataset],
 ) -> Dataset:
-    root = folder(root, name)
+    root = dataset_folder(root, name)
     base = Path(labels or root)
     hint = "get it from STPrivacy's page, or name its folder with the option labels"
     marks = _vectors(locate(base, file, hint=hint), len(VP_ATTRIBUTES))
@@ -347,7 +359,7 @@ def p_hvu(
     All tags are attributes, named ``action:abseiling``, ``object:rope`` or ``scene:cliff``; ``categories``
     chooses. A twentieth of the training videos validates.
     """
-    root = folder(root, "HVU")
+    root = dataset_folder(root, "HVU")
     base = Path(labels or root)
     hint = "get the csv files of HVU, or name their folder with the option labels"
     table = read_table(locate(base, "HVU_Tags_Categories_V*.csv", hint=hint), "Tag", "Category")
@@ -358,7 +370,7 @@ def p_hvu(
     training = _hvu(locate(base, "HVU_Train_V*.csv", hint=hint), category)
     learnt = {name: tags & kept for name, tags in training if _has(tags & kept, "action", "object", "scene")}
     listed = tested | learnt
-    have, notes = present(listed, clips.with_times(listed, media(root)), root, "P-HVU videos")
+    have, notes = select_present(listed, with_times(listed, media_files(root)), root, "P-HVU videos")
     vocabulary = tuple(sorted(tag for tag in kept if tag.partition(":")[0] in categories))
     index = {tag: place for place, tag in enumerate(vocabulary)}
     held = hold_out((("", name[:11]) for name in learnt), 0.05)
@@ -375,7 +387,7 @@ def _hvu(path: Path, category: Mapping[str, str]) -> Iterator[tuple[str, set[str
     for row in read_table(path, "Tags", "youtube_id", "time_start", "time_end"):
         tags = {tag: category.get(tag, "") for tag in row["Tags"].split("|")}
         wanted = {f"{kind}:{tag}" for tag, kind in tags.items() if kind in ("action", "object", "scene")}
-        yield clips.timed_name(row), wanted
+        yield timed_name(row), wanted
 
 
 def _has(tags: Iterable[str], *kinds: str) -> bool:
@@ -397,7 +409,7 @@ def utkface(root: Path, *, labels: Path | None = None) -> Dataset:
     Gender is 0 male, 1 female, as published. Nobody's faces are linked, so pictures are dealt to the splits
     one by one: of ten, seven train, one validates, two test.
     """
-    root = folder(root, "UTKFace")
+    root = dataset_folder(root, "UTKFace")
     rows: dict[str, tuple[int, int, int]] = {}
     notes: list[str] = []
     tables = find(Path(labels or root), "labels.csv")
@@ -412,9 +424,10 @@ def utkface(root: Path, *, labels: Path | None = None) -> Dataset:
         rows = {name: (int(code[1]), int(code[2]), int(code[3])) for name, code in codes.items() if code}
         odd = [name for name, code in codes.items() if not code]
         if odd:
-            said = f"{len(odd):,} pictures are not named age_gender_race_time and are left out"
-            notes.append(f"{said}, such as {odd[0]}")
-    have, missing = present(rows, found, root, "faces")
+            notes.append(
+                f"{len(odd):,} images are not named age_gender_race_time and are left out, such as {odd[0]}"
+            )
+    have, missing = select_present(rows, found, root, "faces")
     samples: list[Sample] = []
     for name, path in have.items():
         age, gender, race = rows[name]

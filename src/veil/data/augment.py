@@ -1,7 +1,7 @@
-"""Clips out of videos, and their augmentation: in batches, on the clip's device, the same for all its frames.
+"""Sampling of clips from videos and their augmentation: in batches, on the clip's device, equal for all frames of a clip.
 
-A preset says how one paper takes and changes its clips. All chance comes from a ``torch.Generator`` that the
-caller holds, so that a run can be repeated. What comes out is in [0, 1]; to normalise is up to the network.
+A preset is the augmentation of one paper. All randomness comes from the caller's ``torch.Generator``, so that a run is
+reproducible. The output is in [0, 1]; networks standardize it.
 
 Cropping, resizing and flipping are two small matrices for each clip, its rows and its columns, so that a batch
 of differently cropped clips is two matrix products.
@@ -20,38 +20,38 @@ from veil.core import Frames, VeilError
 
 
 @dataclass(frozen=True)
-class Chance:
-    """Something that happens to a clip now and then, and how strongly at most."""
+class RandomChange:
+    """The probability of a random change, and its maximum strength."""
 
     share: float = 0.0
     by: float = 0.0
 
 
 @dataclass(frozen=True)
-class Augment:
-    """How clips are taken from videos, and changed; the defaults change nothing."""
+class Augmentation:
+    """How clips are sampled from videos and augmented; the defaults change nothing."""
 
     length: int = 16  # frames in a clip
     skip: int | None = 1  # frames from one to the next; None: spread over the whole video
     clips: int = 10  # of a test video, equidistant
-    size: int = 112  # pixels, both ways
+    size: int = 112  # pixels along each side
     crop: tuple[float, float] = (1.0, 1.0)  # side of the square by the shorter side, at random between these
     area: bool = False  # the two are shares of the area instead, and the shape varies from 3:4 to 4:3
-    middle: float = 1.0  # side of the square that a test clip shows, by the shorter side
+    middle: float = 1.0  # side of the central square of a test clip, by the shorter side
     flip: float = 0.0
-    contrast: Chance = Chance()
-    hue: Chance = Chance()  # in turns
-    saturation: Chance = Chance()
-    brightness: Chance = Chance()
+    contrast: RandomChange = RandomChange()
+    hue: RandomChange = RandomChange()  # in turns
+    saturation: RandomChange = RandomChange()
+    brightness: RandomChange = RandomChange()
     grey: float = 0.0
-    gamma: Chance = Chance()  # of the grey ones
+    gamma: RandomChange = RandomChange()  # of the grey ones
     erase: float = 0.0
     erased: tuple[int, int] = (9, 19)  # side of the square, in pixels
     erase_flipped: bool = True
     shared_corner: bool = False  # two views of one clip are cropped from the same corner
 
     def starts(self, frames: int, count: int, generator: Generator) -> Tensor:
-        """Where ``count`` clips of a video of so many frames begin, at random."""
+        """The random first frames of ``count`` clips of a video with that many frames."""
         room = max(1, frames - (self.length - 1) * self.step(frames))
         return torch.randint(room, (count,), generator=generator, device=generator.device).cpu()
 
@@ -97,9 +97,9 @@ class Augment:
 
     def _change(self, clips: Tensor | Sequence[Tensor], corner: Tensor, generator: Generator) -> Tensor:
         count = len(clips)
-        drawn = _random(generator, count, 2)
+        uniform = _random(generator, count, 2)
         boxes = [
-            self._box((clip.shape[-2], clip.shape[-1]), *drawn[place].tolist(), *corner[place].tolist())
+            self._box((clip.shape[-2], clip.shape[-1]), *uniform[place].tolist(), *corner[place].tolist())
             for place, clip in enumerate(clips)
         ]
         luck = _random(generator, count)
@@ -127,7 +127,9 @@ class Augment:
             clips = torch.stack(list(clips))
         if isinstance(clips, Tensor):
             if clips.ndim != 5 or clips.shape[1] != 3:
-                raise VeilError(f"clips are (B, 3, T, H, W), got {tuple(clips.shape)}; check the axes")
+                raise VeilError(
+                    f"clips are (B, 3, T, H, W), got {tuple(clips.shape)}: check the axes.", code="clip-shape"
+                )
             return self._resampled(clips, boxes, flipped)
         parts = [
             self._resampled(clip[None], [box], flipped[place : place + 1])
@@ -165,9 +167,9 @@ class Augment:
 
     def _erased(self, clips: Tensor, erased: Tensor, generator: Generator) -> Tensor:
         low, high = self.erased
-        drawn = _random(generator, len(clips), 3)
-        side = low + (drawn[:, 0] * (high - low + 1)).floor()
-        start = (drawn[:, 1:] * (self.size - side + 1)[:, None]).floor()  # (B, 2)
+        uniform = _random(generator, len(clips), 3)
+        side = low + (uniform[:, 0] * (high - low + 1)).floor()
+        start = (uniform[:, 1:] * (self.size - side + 1)[:, None]).floor()  # (B, 2)
         place = torch.arange(self.size)
         hit = (place >= start[..., None]) & (place < (start + side[:, None])[..., None])  # (B, 2, size)
         hole = hit[:, 0, :, None] & hit[:, 1, None, :] & erased[:, None, None]
@@ -176,33 +178,33 @@ class Augment:
 
 _Box = tuple[float, float, float, float]  # first and last row, first and last column, in pixels
 
-_SPACT = Augment(
+_SPACT = Augmentation(
     skip=2,
     clips=5,
     crop=(0.6, 1.0),
     middle=0.8,
     flip=0.5,
-    contrast=Chance(0.125, 0.1),
-    hue=Chance(0.15, 0.05),
-    saturation=Chance(0.15, 0.1),
-    brightness=Chance(0.15, 0.1),
+    contrast=RandomChange(0.125, 0.1),
+    hue=RandomChange(0.15, 0.05),
+    saturation=RandomChange(0.15, 0.1),
+    brightness=RandomChange(0.15, 0.1),
     grey=0.1,
-    gamma=Chance(0.75, 0.15),
+    gamma=RandomChange(0.75, 0.15),
     erase=0.25,
     erase_flipped=False,
     shared_corner=True,
 )
 
 # As the released code does, and with "-paper" as the paper says, where the two differ.
-PRESETS: dict[str, Augment] = {
-    "none": Augment(),
+PRESETS: dict[str, Augmentation] = {
+    "none": Augmentation(),
     "spact": _SPACT,
     "spact-paper": replace(_SPACT, clips=10, erase_flipped=True, shared_corner=False),
     "penalty": replace(_SPACT, size=224),
     "penalty-paper": replace(_SPACT, size=224, skip=4, crop=(0.8, 0.8)),
     "tedspad": replace(_SPACT, size=224),
-    "splavu": Augment(clips=5, size=224, crop=(0.8, 1.0), area=True, middle=0.875, flip=0.5),
-    "selective": Augment(size=224, skip=None, clips=1),
+    "splavu": Augmentation(clips=5, size=224, crop=(0.8, 1.0), area=True, middle=0.875, flip=0.5),
+    "selective": Augmentation(size=224, skip=None, clips=1),
 }
 
 
@@ -216,10 +218,10 @@ def _random(generator: Generator, *shape: int) -> Tensor:
     return torch.rand(shape, generator=generator, device=generator.device).cpu()
 
 
-def _amount(chance: Chance, count: int, generator: Generator) -> Tensor:
+def _amount(chance: RandomChange, count: int, generator: Generator) -> Tensor:
     """Between -by and by for those whom chance hits, else 0."""
-    drawn = _random(generator, count, 2)
-    return torch.where(drawn[:, 0] < chance.share, (2 * drawn[:, 1] - 1) * chance.by, 0.0)
+    uniform = _random(generator, count, 2)
+    return torch.where(uniform[:, 0] < chance.share, (2 * uniform[:, 1] - 1) * chance.by, 0.0)
 
 
 def _inside(shape: tuple[int, int], tall: float, wide: float, top: float, left: float) -> _Box:

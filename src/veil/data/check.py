@@ -1,4 +1,4 @@
-"""Is a dataset on disk what it should be? Counts beside the published ones, prevalences, and a look at it."""
+"""Check of a dataset on disk: counts beside the published ones, prevalences, and a contact sheet."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from veil.data.sample import Dataset, Sample, Split
 from veil.media.inputs import is_image
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-SHOWN = 100  # attributes that are told to a person; thousands of tags are for the JSON
+SHOWN = 100  # attributes that are printed; thousands of tags are in the JSON only
 
-# What the publications say; "training" is train and val together, as most datasets have no validation split.
+# As published; "training" is train and val together, as most datasets have no validation split.
 PUBLISHED: dict[str, dict[str, int]] = {
     "ucf101": {"videos": 13_320, "training": 9_537, "test": 3_783, "actions": 101},
     "hmdb51": {"training": 3_570, "test": 1_530, "actions": 51},
@@ -46,36 +46,36 @@ PUBLISHED: dict[str, dict[str, int]] = {
 
 
 class Count(NamedTuple):
-    """How many of something there are, and how many there should be."""
+    """A number of samples, actions, … and the published number."""
 
     what: str
     found: int
     published: int | None
 
     def verdict(self) -> str:
-        """How the two compare, to stand behind the number."""
+        """The comparison of both, printed after the number."""
         if self.published is None:
             return ""
         return "  as published" if self.found == self.published else f"  (published: {self.published:,})"
 
 
 @dataclass(frozen=True)
-class Check:
-    """What was found; ``problem`` says why the dataset cannot be used, if so."""
+class DatasetCheck:
+    """The result of a check; ``problem`` is the reason why the dataset cannot be used, if there is one."""
 
     name: str
     root: str
     problem: str | None = None
     counts: tuple[Count, ...] = ()
     prevalences: dict[str, dict[str, float]] = field(default_factory=dict)  # by split, then attribute
-    actions: dict[str, int] = field(default_factory=dict)  # every name, and in how many samples it is
+    actions: dict[str, int] = field(default_factory=dict)  # every name, and its number of samples
     attributes: tuple[str, ...] = ()  # every name
     notes: tuple[str, ...] = ()
     sheet: Image.Image | None = field(default=None, repr=False)
 
     @property
     def usable(self) -> bool:
-        """Whether there is anything to read, and it can be read."""
+        """Whether there are samples, and they can be read."""
         return self.problem is None
 
     @property
@@ -84,36 +84,36 @@ class Check:
         return 0 if self.usable else 2
 
     def as_dict(self) -> dict[str, Any]:
-        """All but the picture, for JSON."""
-        told = {
+        """All but the contact sheet, for JSON."""
+        values = {
             part.name: getattr(self, part.name) for part in dataclasses.fields(self) if part.name != "sheet"
         }
         counts = [count._asdict() for count in self.counts]
-        return {**told, "usable": self.usable, "counts": counts, "notes": list(self.notes)}
+        return {**values, "usable": self.usable, "counts": counts, "notes": list(self.notes)}
 
     def lines(self, width: int = 80) -> list[str]:
-        """The same for a person to read; what lists names is wrapped to the width."""
+        """The same as text; lists of names are wrapped to the width."""
         place = f" in {self.root}" if self.root else ""
-        said = [f"{self.name}{place}: {'usable' if self.usable else 'not usable'}"]
-        said += [f"  {count.what:<12} {count.found:>9,}{count.verdict()}" for count in self.counts]
+        lines = [f"{self.name}{place}: {'usable' if self.usable else 'not usable'}"]
+        lines += [f"  {count.what:<12} {count.found:>9,}{count.verdict()}" for count in self.counts]
         if any(self.actions.values()):
             ranked = sorted(self.actions.items(), key=lambda item: item[1])
             (few, least), (many, most) = ranked[0], ranked[-1]
-            said.append(f"  samples an action: from {least:,} ({few}) to {most:,} ({many})")
+            lines.append(f"  samples per action: from {least:,} ({few}) to {most:,} ({many})")
         if self.actions:
-            said += _listed("actions", self.actions, width)
+            lines += _listed("actions", self.actions, width)
         if len(self.attributes) > SHOWN:
-            said.append(f"  attributes: the {SHOWN} most frequent ones follow; --json names all")
+            lines.append(f"  attributes: the {SHOWN} most frequent ones follow; --json names all")
         elif self.attributes:
-            said += _listed("attributes", self.attributes, width)
+            lines += _listed("attributes", self.attributes, width)
         for split, shares in self.prevalences.items():
             shown = Counter(shares).most_common(SHOWN) if len(shares) > SHOWN else shares.items()
-            said += _listed(f"{split}, share with", (f"{name} {share:.3f}" for name, share in shown), width)
-        return said + [f"  note: {note}" for note in self.notes]
+            lines += _listed(f"{split}, share with", (f"{name} {share:.3f}" for name, share in shown), width)
+        return lines + [f"  note: {note}" for note in self.notes]
 
 
 def _listed(title: str, names: Iterable[str], width: int) -> list[str]:
-    """Names with commas between them in lines; none is torn apart."""
+    """Lines of names with commas between them; no name is broken."""
     whole = ", ".join(name.replace(" ", "\xa0") for name in names)
     lines = textwrap.wrap(
         whole,
@@ -128,21 +128,21 @@ def _listed(title: str, names: Iterable[str], width: int) -> list[str]:
 
 def check(
     name: str, root: Path | str | None, options: Mapping[str, Any] | None = None, *, sheet: int = 24
-) -> Check:
-    """Read a dataset and look at it; ``sheet`` is how many samples are decoded for the contact sheet."""
+) -> DatasetCheck:
+    """Read and check a dataset; ``sheet`` is the number of samples that are decoded for the contact sheet."""
     place = str(root or "")
     try:
         dataset = data.read(name, root, **(options or {}))
     except VeilError as error:
-        return Check(name, place, str(error))
+        return DatasetCheck(name, place, str(error))
     notes = list(dataset.notes)
     counts = _counts(dataset)
     notes += [f"there is no {split} split" for split in SPLITS if not dataset.split(split)]
-    problem = None if len(dataset.samples) else f"{place} holds no sample of {name}; check the folder"
+    problem = None if len(dataset.samples) else f"{place} has no sample of {name}: check the folder."
     picture = None
     first = next(iter(dataset.samples), None)
     if first is not None and first.path is not None and first.path.suffix == ".npy":
-        notes.append("the samples are features, of which there is no contact sheet")
+        notes.append("the samples are features, so there is no contact sheet")
     elif first is not None and sheet:
         tiles, broken = _tiles(dataset, sheet)
         notes += broken
@@ -154,7 +154,7 @@ def check(
     actions = {action: labels[place] for place, action in enumerate(dataset.actions)}
     empty = [action for action, count in actions.items() if labels and not count]
     notes += [f"{len(empty)} of {len(actions)} actions have no sample, such as {empty[0]}"] if empty else []
-    return Check(
+    return DatasetCheck(
         name,
         place,
         problem,
@@ -168,7 +168,7 @@ def check(
 
 
 def _labels(sample: Sample) -> set[int]:
-    """The actions in a sample, be it one, or several one after the other."""
+    """The actions in a sample, one or several in sequence."""
     alone = set() if sample.action is None else {sample.action}
     return alone | {segment.label for segment in sample.segments}
 
@@ -198,7 +198,7 @@ def _counts(dataset: Dataset) -> tuple[Count, ...]:
 
 
 def _prevalences(dataset: Dataset) -> dict[str, dict[str, float]]:
-    """How often each attribute is there, by split; a sample that is part of a video counts by its frames."""
+    """The prevalence of each attribute by split; a part of a video is weighted by its frames."""
     shares: dict[str, dict[str, float]] = {}
     for split in SPLITS:
         total, sums = 0, np.zeros(len(dataset.attributes))
@@ -213,7 +213,7 @@ def _prevalences(dataset: Dataset) -> dict[str, dict[str, float]]:
 
 
 def _tiles(dataset: Dataset, count: int) -> tuple[list[tuple[Frames, str]], list[str]]:
-    """A picture and a title of samples from all over the dataset, and what is wrong with the others."""
+    """An image and a title of samples spread over the dataset, and the errors of the undecodable ones."""
     ordered = sorted(range(len(dataset.samples)), key=lambda place: dataset.samples[place].action or 0)
     places = np.unique(np.linspace(0, len(ordered) - 1, count).round().astype(int))
     tiles: list[tuple[Frames, str]] = []
@@ -221,13 +221,13 @@ def _tiles(dataset: Dataset, count: int) -> tuple[list[tuple[Frames, str]], list
     for place in places:
         sample = dataset.samples[ordered[place]]
         try:
-            tiles.append((_glimpse(dataset, sample), _title(dataset, sample)))
+            tiles.append((_early_frame(dataset, sample), _title(dataset, sample)))
         except VeilError as error:
             broken.append(str(error))
     return tiles, broken
 
 
-def _glimpse(dataset: Dataset, sample: Sample) -> Frames:
+def _early_frame(dataset: Dataset, sample: Sample) -> Frames:
     """An early frame of a sample ``(H, W, 3)``, without decoding the rest."""
     if sample.path is not None and not is_image(sample.path):
         start, end = sample.span or (0, 16)
@@ -245,7 +245,7 @@ def _title(dataset: Dataset, sample: Sample) -> str:
 
 
 def contact_sheet(tiles: Sequence[tuple[Frames, str]], *, columns: int = 6, side: int = 160) -> Image.Image:
-    """Pictures with titles in rows."""
+    """Images with titles in rows."""
     line = 16
     rows = -(-len(tiles) // columns)
     sheet = Image.new("RGB", (columns * side, rows * (side + line)), "white")

@@ -1,7 +1,7 @@
-"""The frames of samples: decoded in parallel, kept on disk, and never in silence when a file is broken.
+"""The frames of samples: decoded in parallel and cached on disk, with a warning about undecodable files.
 
-`read_frames` reads one sample of any kind: a video, a still, a folder of frames, a picture in a zip file,
-or a published depth file. `FrameReader` does so for many.
+`read_frames` reads one sample of any kind: a video, a still, a folder of frames, an image in a zip file, or a published
+depth file. `FrameReader` reads many.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from veil.data.sample import Dataset, Sample
 from veil.media.inputs import is_image
 from veil.media.sources import open_source
 
-_LAYOUT = 1  # of the cache; another number makes every entry anew
-_BATCH = 32  # samples that are made together
-_NAMED = 10  # how many broken files a warning names; all are in `FrameReader.skipped`
+_LAYOUT = 1  # of the cache; another number invalidates all entries
+_BATCH = 32  # samples that are generated together
+_NAMED = 10  # undecodable files in a warning; all are in `FrameReader.skipped`
 
 
 class SkippedWarning(UserWarning):
     """Some samples could not be read."""
 
 
-class Read(NamedTuple):
+class SampleFrames(NamedTuple):
     """A sample and its frames."""
 
     sample: Sample
@@ -54,10 +54,10 @@ def read_frames(sample: Sample) -> Frames:
 
 
 class FrameReader:
-    """Reads the frames of a dataset's samples, smaller and fewer if asked, and the second time from disk.
+    """Reads the frames of a dataset's samples, optionally smaller and fewer, and caches them on disk.
 
-    A file that cannot be decoded is skipped, stays in ``skipped`` with the reason, and is told in a warning
-    when `each` ends. If nothing at all can be read, that is an error.
+    An undecodable file is skipped, and added to ``skipped`` with the reason; `each` ends with a warning about them. It is
+    an error if no sample can be read.
     """
 
     def __init__(
@@ -69,20 +69,20 @@ class FrameReader:
         cache: Path | None = None,
         workers: int | None = None,
     ) -> None:
-        """``size``: the shorter side, of what is larger; ``every``: of so many frames one is kept."""
+        """``size``: the maximum of the shorter side; ``every``: only every n-th frame is kept."""
         self._dataset, self._size, self._every, self._cache = dataset, size, every, cache
         self._workers = workers or min(8, os.cpu_count() or 1)
-        self.skipped: dict[str, str] = {}  # why, by the id of the sample
+        self.skipped: dict[str, str] = {}  # the reason by the id of the sample
 
     def __call__(self, sample: Sample) -> Frames:
-        """The frames of one sample; a broken file is an error."""
+        """The frames of one sample; an undecodable file is an error."""
         (result,) = self._read([sample])
         if isinstance(result, VeilError):
             raise result
         return result
 
-    def each(self, samples: Iterable[Sample]) -> Iterator[Read]:
-        """The samples that can be read, in order; neighbours from one file are read in one go."""
+    def each(self, samples: Iterable[Sample]) -> Iterator[SampleFrames]:
+        """The readable samples in order; consecutive samples of one file are read together."""
         known, tried, read = len(self.skipped), 0, 0
         pool = ThreadPoolExecutor(self._workers, "veil-read")
         waiting: deque[tuple[list[Sample], Future[list[Frames | VeilError]]]] = deque()
@@ -100,17 +100,18 @@ class FrameReader:
                         self.skipped[sample.id] = str(result)
                     else:
                         read += 1
-                        yield Read(sample, result)
+                        yield SampleFrames(sample, result)
         finally:
             pool.shutdown(cancel_futures=True)
-            self._tell(list(self.skipped.values())[known:], tried)
+            self._warn(list(self.skipped.values())[known:], tried)
         if tried and not read:
             raise VeilError(
-                f"none of {tried:,} samples of {self._dataset.name} could be read: {self._first()}"
+                f"none of {tried:,} samples of {self._dataset.name} could be read: {self._first()}",
+                code="no-readable-samples",
             )
 
     def _jobs(self, samples: Iterable[Sample]) -> Iterator[list[Sample]]:
-        """Samples that are read in one go: those of one file, or a batch."""
+        """Samples that are read together: those of one file, or a batch."""
         if self._dataset.batch is None:
             yield from (list(job) for _, job in groupby(samples, lambda sample: sample.path or sample.id))
             return
@@ -121,14 +122,16 @@ class FrameReader:
     def _first(self) -> str:
         return next(iter(self.skipped.values()))
 
-    def _tell(self, reasons: list[str], tried: int) -> None:
+    def _warn(self, reasons: list[str], tried: int) -> None:
         if reasons:
             more = f" (and {len(reasons) - _NAMED:,} more)" if len(reasons) > _NAMED else ""
-            said = f"{len(reasons):,} of {tried:,} samples were skipped: {'; '.join(reasons[:_NAMED])}{more}"
-            warnings.warn(said, SkippedWarning, stacklevel=3)
+            message = (
+                f"{len(reasons):,} of {tried:,} samples were skipped: {'; '.join(reasons[:_NAMED])}{more}"
+            )
+            warnings.warn(message, SkippedWarning, stacklevel=3)
 
     def _read(self, samples: Sequence[Sample]) -> list[Frames | VeilError]:
-        """Samples of one file, each with its frames or what is wrong."""
+        """The frames of samples of one file, or the error of each."""
         entries = [self._entry(sample) for sample in samples]
         results: list[Frames | VeilError | None] = [_stored(entry) for entry in entries]
         wanted = [index for index, result in enumerate(results) if result is None]
@@ -156,10 +159,10 @@ class FrameReader:
         else:
             made = map(self._dataset.frames, samples)
             for frames in self._dataset.batch(samples) if self._dataset.batch and samples else made:
-                yield np.stack([_smaller(picture, self._size) for picture in frames[:: self._every]])
+                yield np.stack([_smaller(image, self._size) for image in frames[:: self._every]])
 
     def _entry(self, sample: Sample) -> Path | None:
-        """Where in the cache these frames belong; a file that changed belongs elsewhere."""
+        """The cache file of a sample; it depends on the state of the sample's file."""
         if self._cache is None or sample.path is None:
             return None
         state = _state(sample.path)
@@ -172,55 +175,60 @@ class FrameReader:
 
 def _path(sample: Sample) -> Path:
     if sample.path is None:
-        raise VeilError(f"{sample.id} has no file to read its frames from; read it through its own dataset")
+        raise VeilError(
+            f"{sample.id} has no file of frames: read it through its dataset.", code="sample-without-file"
+        )
     return sample.path
 
 
 def _cut(
     path: Path, spans: Sequence[tuple[int, int] | None], size: int | None, every: int
 ) -> Iterator[tuple[int, Frames]]:
-    """The frames of several spans of one file, each with its place in ``spans``, once it is complete."""
+    """The frames of several spans of one file, each with its index in ``spans``, as soon as it is complete."""
     limits = [span or (0, None) for span in spans]
     first = min(start for start, _ in limits)
     ends = [end for _, end in limits if end is not None]
     last = max(ends) if len(ends) == len(limits) else None
     open_spans: dict[int, list[Frames]] = {place: [] for place in range(len(limits))}
-    for count, picture in enumerate(_pictures(path, first, last), first + 1):
+    for count, image in enumerate(_images(path, first, last), first + 1):
         index, small = count - 1, None
         for place in list(open_spans):
             start, end = limits[place]
             if index >= start and (index - start) % every == 0 and (end is None or index < end):
-                small = _smaller(picture, size) if small is None else small
+                small = _smaller(image, size) if small is None else small
                 open_spans[place].append(small)
             if end is not None and count >= end:
                 yield place, _stack(path, open_spans.pop(place))
-    for place, pictures in open_spans.items():
-        if not pictures:
+    for place, images in open_spans.items():
+        if not images:
             raise VeilError(
-                f"{path} ends before frame {limits[place][0]}, where a sample begins; get it again"
+                f"{path} ends before frame {limits[place][0]}, where a sample begins: download it again.",
+                code="video-too-short",
             )
-        yield place, _stack(path, pictures)
+        yield place, _stack(path, images)
 
 
-def _stack(path: Path, pictures: list[Frames]) -> Frames:
-    shapes = {picture.shape for picture in pictures}
+def _stack(path: Path, images: list[Frames]) -> Frames:
+    shapes = {image.shape for image in images}
     if len(shapes) != 1:
-        raise VeilError(f"{path} holds pictures of {len(shapes)} sizes; make them one")
-    return np.stack(pictures)
+        raise VeilError(
+            f"{path} has images of {len(shapes)} sizes: bring them to one.", code="image-sizes-differ"
+        )
+    return np.stack(images)
 
 
-def _smaller(picture: Frames, size: int | None) -> Frames:
-    """A picture ``(H, W, 3)`` with its shorter side at most ``size``; a copy, so that its window can go."""
-    height, width = picture.shape[:2]
+def _smaller(image: Frames, size: int | None) -> Frames:
+    """An image ``(H, W, 3)`` with its shorter side at most ``size``; a copy, so that the window is freed."""
+    height, width = image.shape[:2]
     if size is None or min(height, width) <= size:
-        return picture.copy()
+        return image.copy()
     scale = size / min(height, width)
     target = max(size, round(width * scale)), max(size, round(height * scale))
-    return np.asarray(cv2.resize(picture, target, interpolation=cv2.INTER_AREA), np.uint8)
+    return np.asarray(cv2.resize(image, target, interpolation=cv2.INTER_AREA), np.uint8)
 
 
 def square(frames: Frames, size: int) -> Frames:
-    """The middle square of frames ``(T, H, W, 3)``, at ``size``² pixels."""
+    """The central square of frames ``(T, H, W, 3)``, at ``size``² pixels."""
     height, width = frames.shape[1:3]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
@@ -228,11 +236,11 @@ def square(frames: Frames, size: int) -> Frames:
     if side == size:
         return np.ascontiguousarray(middle)
     how = cv2.INTER_AREA if side > size else cv2.INTER_LINEAR
-    return np.stack([cv2.resize(picture, (size, size), interpolation=how) for picture in middle])
+    return np.stack([cv2.resize(image, (size, size), interpolation=how) for image in middle])
 
 
-def _pictures(path: Path, first: int, last: int | None) -> Iterator[Frames]:
-    """The pictures ``(H, W, 3)`` of a file or folder, from ``first`` up to ``last``."""
+def _images(path: Path, first: int, last: int | None) -> Iterator[Frames]:
+    """The images ``(H, W, 3)`` of a file or folder, from ``first`` up to ``last``."""
     archive = next((parent for parent in path.parents if parent.suffix == ".zip" and parent.is_file()), None)
     if archive is not None:
         yield from [_from_zip(archive, path.relative_to(archive).as_posix())][first:last]
@@ -242,7 +250,9 @@ def _pictures(path: Path, first: int, last: int | None) -> Iterator[Frames]:
     elif path.suffix == ".mat":
         yield from read_depth(path)[first:last]
     elif path.suffix in (".npy", ".npz", ".h5"):
-        raise VeilError(f"{path} holds features, not frames; give the folder of the videos")
+        raise VeilError(
+            f"{path} holds features, not frames: give the folder of the videos.", code="features-not-frames"
+        )
     else:
         yield from _through(path, first, last)
 
@@ -257,11 +267,11 @@ def _through(path: Path, first: int, last: int | None) -> Iterator[Frames]:
 
 
 def frame_files(path: Path) -> list[Path]:
-    """The pictures in a folder, by the numbers in their names; where some are called rgb, only those."""
+    """The images in a folder, by the numbers in their names; where some begin with rgb, only those."""
     files = [file for file in path.iterdir() if is_image(file) and not file.name.startswith(".")]
     files = [file for file in files if file.name.startswith("rgb")] or files
     if not files:
-        raise VeilError(f"{path} holds no pictures; get it again")
+        raise VeilError(f"{path} has no images: download it again.", code="no-images")
     return sorted(
         files, key=lambda file: [int(part) if part.isdigit() else part for part in _parts(file.name)]
     )
@@ -274,19 +284,23 @@ def _parts(name: str) -> list[str]:
 def read_depth(path: Path) -> Frames:
     """A depth file of UTD-MHAD, ``d_depth`` of ``(H, W, T)``, as grey frames.
 
-    What is near is bright, what is unknown is black. The range is that of the clip, without its outermost
-    hundredths.
+    Near is bright, unknown is black. The range is that of the clip, between its 1st and 99th percentile.
     """
-    import scipy.io  # takes half a second, and few need it
+    import scipy.io  # takes half a second, and is rarely needed
 
     try:
         depth = np.asarray(scipy.io.loadmat(path, variable_names=["d_depth"])["d_depth"], np.float32)
-    # A broken file can fail anywhere inside scipy.
+    # A damaged file can fail anywhere inside scipy.
     except Exception as error:
-        raise VeilError(f"{path} is no depth file that can be read; get it again") from error
+        raise VeilError(
+            f"{path} is not a readable depth file: download it again.", code="depth-unreadable"
+        ) from error
     known = depth > 0
     if depth.ndim != 3 or not known.any():
-        raise VeilError(f"{path} holds no depth (H, W, T) but {depth.shape}; get it again")
+        raise VeilError(
+            f"{path} has depth of shape {depth.shape} instead of (H, W, T): download it again.",
+            code="depth-unreadable",
+        )
     near, far = np.percentile(depth[known], (1, 99))
     bright = 255 - 215 * np.clip((depth - near) / max(far - near, 1), 0, 1)  # 40 is far, so that 0 is unknown
     grey = np.where(known, bright, 0).astype(np.uint8).transpose(2, 0, 1)  # (T, H, W)
@@ -300,7 +314,8 @@ def _from_zip(archive: Path, member: str) -> Frames:
             return np.array(image.convert("RGB"))
     except (KeyError, OSError, ValueError, SyntaxError, zipfile.BadZipFile) as error:
         raise VeilError(
-            f"{archive / member} is no picture that can be read; get the zip file again"
+            f"{archive / member} is not a readable image: download the zip file again.",
+            code="image-unreadable",
         ) from error
 
 
@@ -311,7 +326,7 @@ def _zip(archive: Path, _changed: int) -> zipfile.ZipFile:
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
-    """What changes when a file or a folder of frames does; None where there is none."""
+    """Size and modification time of a file or a folder of frames; None where it does not exist."""
     try:
         if path.is_dir():
             stats = [file.stat() for file in frame_files(path)]
@@ -327,12 +342,12 @@ def _stored(entry: Path | None) -> Frames | None:
         return None
     try:
         return np.load(entry, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # left by a machine that lost power
+    except (OSError, ValueError, EOFError):  # left by a power failure
         return None
 
 
 def _store(entry: Path | None, frames: Frames) -> Frames:
-    """Put frames on disk, whole or not at all, and read them from there, so that memory stays free."""
+    """Write frames to disk, completely or not at all, and map them from there, to free the memory."""
     if entry is None:
         return frames
     draft = entry.with_name(f".{secrets.token_hex(6)}.npy")

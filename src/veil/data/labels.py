@@ -1,6 +1,6 @@
-"""Label files, read so that none of them can do anything but be data.
+"""Label files, read as plain data: none of them can run code.
 
-Every fault is a VeilError that names the file.
+Every error is a `VeilError` that names the file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from veil.core import VeilError
 
 
 def read_text(path: Path) -> str:
-    """A text file; a byte-order mark and Windows line ends are taken off."""
-    with _told(path, "text"):
+    """A text file, without byte-order mark and Windows line ends."""
+    with _label_errors(path, "text"):
         return path.read_text(encoding="utf-8-sig")
 
 
@@ -31,20 +31,23 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds."""
+    """The content of a JSON file."""
     text = read_text(path)
-    with _told(path, "JSON"):
+    with _label_errors(path, "JSON"):
         return json.loads(text)
 
 
 def read_table(path: Path, *columns: str, delimiter: str = ",") -> list[dict[str, str]]:
-    """The rows of a csv or tsv file by the names in its first line, of which ``columns`` must be some."""
-    with _told(path, "a table"):
+    """The rows of a csv or tsv file by the names in its first line, which must include ``columns``."""
+    with _label_errors(path, "a table"):
         rows = csv.DictReader(read_text(path).splitlines(), delimiter=delimiter)
         names = [str(name).strip() for name in rows.fieldnames or ()]
         absent = [column for column in columns if column not in names]
         if absent:
-            raise VeilError(f"{path} has no column {absent[0]!r}, only {', '.join(names)}; check the file")
+            raise VeilError(
+                f"{path} has no column {absent[0]!r}, only {', '.join(names)}: check the file.",
+                code="column-missing",
+            )
         return [dict(zip(names, (value or "" for value in row.values()), strict=False)) for row in rows]
 
 
@@ -52,9 +55,9 @@ def read_pickle(path: Path) -> Any:
     """What a pickle holds, if that is plain data and numpy arrays of numbers or text; else it is refused.
 
     A pickle is a program. This one may name only the few functions by which numpy stores an array, and gets
-    stand-ins for them: nothing that the file says is called or imported.
+    stand-ins for them: nothing that the file names is called or imported.
     """
-    with _told(path, "a pickle of labels"), path.open("rb") as file:
+    with _label_errors(path, "a pickle of labels"), path.open("rb") as file:
         return _plain(_Unpickler(file, path).load(), {})
 
 
@@ -68,12 +71,13 @@ class _Unpickler(pickle.Unpickler):
         known = _STAND_INS.get((home, name))
         if known is None:
             raise VeilError(
-                f"{self._path} asks to run {module}.{name}, which no label file needs; do not trust it"
+                f"{self._path} would run {module}.{name}, which no label file needs: do not trust it.",
+                code="pickle-unsafe",
             )
         return known
 
     def persistent_load(self, pid: Any, /) -> Any:
-        raise VeilError(f"{self._path} refers to things outside itself; save it as plain data")
+        raise VeilError(f"{self._path} refers to other objects: save it as plain data.", code="pickle-unsafe")
 
 
 class _Dtype:
@@ -115,7 +119,7 @@ def _real(dtype: Any) -> np.dtype[Any]:
 
 
 class _Made:
-    """A function in the guise of a class: unlike a function's, its attributes cannot be set by a pickle."""
+    """A function in the form of a class, whose attributes a pickle cannot set."""
 
     def __setstate__(self, state: Any) -> None:
         raise ValueError("a state where none belongs")
@@ -145,12 +149,12 @@ _STAND_INS: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
-    ("_codecs", "encode"): _Bytes,  # how old protocols spell bytes
+    ("_codecs", "encode"): _Bytes,  # bytes in old protocols
 }
 
 
 def _plain(thing: Any, seen: dict[int, Any]) -> Any:
-    """The same data with real arrays for the stand-ins; ``seen`` keeps what is shared shared."""
+    """The same data with real arrays for the stand-ins; ``seen`` keeps shared parts shared."""
     if isinstance(thing, str | bytes | bool | int | float | np.ndarray | np.generic | None):
         return thing
     if id(thing) in seen:
@@ -168,17 +172,21 @@ def _plain(thing: Any, seen: dict[int, Any]) -> Any:
 
 
 @contextmanager
-def _told(path: Path, form: str) -> Iterator[None]:
-    """Make one sentence of whatever is wrong with a label file."""
+def _label_errors(path: Path, form: str) -> Iterator[None]:
+    """Turn any error in a label file into a `VeilError`."""
     try:
         yield
     except VeilError:
         raise
     except FileNotFoundError as error:
-        raise VeilError(f"{path} does not exist; check the name") from error
+        raise VeilError(f"{path} does not exist: check the name.", code="label-file-missing") from error
     except OSError as error:
-        raise VeilError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
-    # A broken pickle can fail in any way that a program can.
+        raise VeilError(
+            f"{path} could not be read ({error.strerror}): check its permissions.", code="unreadable"
+        ) from error
+    # A damaged pickle can fail in any way.
     except Exception as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise VeilError(f"{path} is not {form} ({said}); get the file again") from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise VeilError(
+            f"{path} is not {form} ({reason}): download it again.", code="label-file-invalid"
+        ) from error

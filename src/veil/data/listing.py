@@ -1,34 +1,37 @@
-"""What lies on disk: files by their names, never opened."""
+"""Files of a dataset by their names; none of them is opened."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from veil.core import VeilError
-from veil.media.inputs import is_image, is_video
+from veil.media.inputs import is_image, is_video, walk
 
 
-class NoFolder(VeilError):
-    """A dataset is to be read, but nothing says from where."""
+class FolderNotGiven(VeilError):
+    """A dataset is to be read from disk, but its folder is not given."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is read from disk; give the folder that holds it")
-        self.what = what
+    def __init__(self, dataset: str) -> None:
+        super().__init__(
+            f"{dataset} is read from disk: give the folder that holds it.", code="dataset-folder-not-given"
+        )
+        self.dataset = dataset
 
 
-def folder(root: Path | str | None, what: str) -> Path:
-    """The root of a dataset, which must be there."""
+def dataset_folder(root: Path | str | None, dataset: str) -> Path:
+    """The folder of a dataset, which must exist."""
     if root is None:
-        raise NoFolder(what)
+        raise FolderNotGiven(dataset)
     if not Path(root).is_dir():
-        raise VeilError(f"{root} is no folder; give the one that holds {what}")
+        raise VeilError(
+            f"{root} is not a folder: give the one that holds {dataset}.", code="dataset-folder-missing"
+        )
     return Path(root)
 
 
 def find(base: Path, *patterns: str) -> list[Path]:
-    """What fits the first pattern that fits anything, in the folder or up to two levels below it, sorted."""
+    """The matches of the first pattern that has any, in the folder or up to two levels below it, sorted."""
     for pattern in patterns:
         for depth in ("", "*/", "*/*/"):
             if found := sorted(base.glob(depth + pattern)):
@@ -37,30 +40,17 @@ def find(base: Path, *patterns: str) -> list[Path]:
 
 
 def locate(base: Path, *patterns: str, hint: str) -> Path:
-    """The first of what `find` finds; if there is nothing, the error says what to do."""
+    """The first match of `find`; an error with the hint where there is none."""
     if base.is_file() and any(base.match(pattern) for pattern in patterns):
         return base
     found = find(base, *patterns)
     if not found:
-        raise VeilError(f"{base} holds no {' or '.join(patterns)}; {hint}")
+        raise VeilError(f"{base} has no {' or '.join(patterns)}: {hint}.", code="label-file-missing")
     return found[0]
 
 
-def walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Every folder below the root, and the names of its files, sorted; links are followed, in no circle."""
-    been: set[str] = set()
-    for here, folders, names in os.walk(root, followlinks=True):
-        real = os.path.realpath(here)
-        if real in been:
-            folders.clear()
-            continue
-        been.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield Path(here), sorted(name for name in names if not name.startswith("."))
-
-
-def media(root: Path) -> dict[str, Path]:
-    """Every video and every folder of frames below the root, by its name without ending."""
+def media_files(root: Path) -> dict[str, Path]:
+    """Every video and every folder of frames below the root, by its name without suffix."""
     found: dict[str, Path] = {}
     for here, names in walk(root):
         videos = [name for name in names if is_video(name)]
@@ -72,19 +62,23 @@ def media(root: Path) -> dict[str, Path]:
 
 
 def video_id(name: str) -> str:
-    """A video's name as an id, in which ``#`` would begin the name of a clip."""
+    """The name of a video as an id, in which ``#`` would begin the name of a clip."""
     return name.replace("#", "~")
 
 
-def present(
+def select_present(
     listed: Iterable[str], found: Mapping[str, Path], root: Path, what: str
 ) -> tuple[dict[str, Path], list[str]]:
-    """Those of the listed names that were found, and what to say of the others; none at all is an error."""
+    """The listed names that were found, and a note about the others; an error where none was found."""
     names = list(listed)
-    have = {name: found[name] for name in names if name in found}
-    if not have:
+    present = {name: found[name] for name in names if name in found}
+    if not present:
         example = f", such as {names[0]}" if names else ""
-        raise VeilError(f"{root} holds none of the {len(names):,} {what}{example}; unpack them there")
-    gone = [name for name in names if name not in found]
-    notes = [f"{len(gone):,} of {len(names):,} {what} are not there, such as {gone[0]}"] if gone else []
-    return have, notes
+        raise VeilError(
+            f"{root} has none of the {len(names):,} {what}{example}: unpack them there.", code="no-samples"
+        )
+    missing = [name for name in names if name not in found]
+    notes = (
+        [f"{len(missing):,} of {len(names):,} {what} are missing, such as {missing[0]}"] if missing else []
+    )
+    return present, notes

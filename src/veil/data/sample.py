@@ -1,4 +1,4 @@
-"""What a sample is and what a dataset is, for every dataset alike."""
+"""Samples and datasets, in the same form for every dataset."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """One clip, video or still, and all that is known of it; None or empty: the dataset does not say."""
+    """One clip, video or still with its labels; None or empty where the dataset has no such label."""
 
     id: str  # the video's name, unique in its dataset; clips of one video share it as a prefix before '#'
     split: Split
-    path: Path | None = None  # the file, or the folder of frames; None where frames are made
+    path: Path | None = None  # the file, or the folder of frames; None where frames are generated
     span: tuple[int, int] | None = (
         None  # first and one past the last frame, where a sample is part of its file
     )
@@ -47,7 +47,9 @@ class Dataset:
     actions: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     identities: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what was missing, skipped or unlike the published counts: sentences
+    notes: tuple[
+        str, ...
+    ] = ()  # sentences about what was missing, skipped or differs from the published counts
     batch: Callable[[Sequence[Sample]], Iterable[Frames]] | None = None  # of several, where that is faster
 
     def split(self, name: Split) -> list[Sample]:
@@ -56,14 +58,15 @@ class Dataset:
 
 
 def narrowed(dataset: Dataset, actions: Sequence[str], attributes: Sequence[str]) -> Dataset:
-    """The dataset with some actions and attributes only, numbered anew: the novel-label protocols."""
+    """The dataset with some actions and attributes only, renumbered, for the novel-label protocols."""
     for given, known, word in (
         (actions, dataset.actions, "action"),
         (attributes, dataset.attributes, "attribute"),
     ):
         if missing := [name for name in given if name not in known]:
             raise VeilError(
-                f"{dataset.name} has no {word} {missing[0]!r}; it has {', '.join(known) or 'none'}."
+                f"{dataset.name} has no {word} {missing[0]!r}: choose from {', '.join(known) or 'none'}.",
+                code="label-unknown",
             )
     samples: Iterable[Sample] = dataset.samples
     if actions:

@@ -15,9 +15,10 @@ import numpy as np
 from veil.core import VeilError
 from veil.data.frames import read_frames
 from veil.data.labels import read_json, read_lines
-from veil.data.listing import find, folder, locate, media, present, walk
+from veil.data.listing import dataset_folder, find, locate, media_files, select_present
 from veil.data.sample import Dataset, Sample, Segment, Split
 from veil.data.splits import hold_out
+from veil.media.inputs import walk
 
 
 def thumos14(root: Path, *, labels: Path | None = None, features: Path | None = None) -> Dataset:
@@ -33,17 +34,20 @@ def thumos14(root: Path, *, labels: Path | None = None, features: Path | None = 
     MultiTHUMOS's json is read as well. A tenth of the training videos validates. "Ambiguous" segments are
     left out.
     """
-    root = folder(root, "THUMOS14")
+    root = dataset_folder(root, "THUMOS14")
     hint = "get the annotation json of THUMOS14, or name its folder with the option labels"
     path = locate(Path(labels or root), "thumos*14*.json", "*thumos*.json", hint=hint)
-    told = read_json(path)
-    database = told.get("database") if isinstance(told, dict) else None
+    content = read_json(path)
+    database = content.get("database") if isinstance(content, dict) else None
     if not isinstance(database, dict):
-        raise VeilError(f'{path} has no "database" of videos; get the annotation json of THUMOS14')
+        raise VeilError(
+            f'{path} has no "database" of videos: download the annotation json of THUMOS14.',
+            code="labels-invalid",
+        )
     videos = {name: entry for name, entry in database.items() if re.match(r"video_(validation|test)_", name)}
     actions = _vocabulary(videos)
     index = {action: place for place, action in enumerate(actions)}
-    have, notes = _present(videos, root, features, "THUMOS14 videos")
+    have, notes = _select_present(videos, root, features, "THUMOS14 videos")
     training = [name for name in videos if name.startswith("video_validation_")]
     held = hold_out([("", name) for name in training])
     samples: list[Sample] = []
@@ -92,14 +96,14 @@ def ucf_crime(root: Path, *, labels: Path | None = None, features: Path | None =
     Action 0 is normal. Segments are in seconds at 30 frames a second. A tenth of the training videos
     validates.
     """
-    root = folder(root, "UCF-Crime")
+    root = dataset_folder(root, "UCF-Crime")
     base = Path(labels or root)
     hint = "get the lists of UCF-Crime, or name their folder with the option labels"
     train = read_lines(locate(base, "Anomaly_Train.txt", "ucf-crime.list", "ucf-i3d.list", hint=hint))
     test = read_lines(locate(base, "Anomaly_Test.txt", "ucf-crime-test.list", "ucf-i3d-test.list", hint=hint))
     kinds: dict[str, Split] = {_crime_name(line): "train" for line in train}
     kinds |= {_crime_name(line): "test" for line in test}
-    have, notes = _present(kinds, root, features, "UCF-Crime videos")
+    have, notes = _select_present(kinds, root, features, "UCF-Crime videos")
     held = hold_out([(_crime(name), name) for name, split in kinds.items() if split == "train"])
     times, more = _crime_times(base, [_crime_name(line) for line in test], have)
     actions = ("Normal", *CRIMES)
@@ -121,7 +125,7 @@ def _crime(name: str) -> str:
     kind = re.match(r"[A-Za-z]+", name)
     found = kind[0] if kind else ""
     if found not in CRIMES and not found.startswith("Normal"):
-        raise VeilError(f"{name} is the name of no UCF-Crime video; check the lists")
+        raise VeilError(f"{name} is not a video of UCF-Crime: check the lists.", code="labels-invalid")
     return found if found in CRIMES else "Normal"
 
 
@@ -164,16 +168,18 @@ def _load(path: Path) -> np.ndarray:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise VeilError(f"{path} is no array that can be read; get it again") from error
+        raise VeilError(
+            f"{path} is not a readable array: download it again.", code="array-unreadable"
+        ) from error
 
 
-def _present(
+def _select_present(
     listed: dict[str, Any], root: Path, features: Path | None, what: str
 ) -> tuple[dict[str, Path], list[str]]:
     if features is None:
-        return present(listed, media(root), root, what)
-    base = folder(features, f"features of {what}")
+        return select_present(listed, media_files(root), root, what)
+    base = dataset_folder(features, f"features of {what}")
     arrays = {
         Path(name).stem: here / name for here, names in walk(base) for name in names if name.endswith(".npy")
     }
-    return present(listed, arrays, base, f"features of {what}")
+    return select_present(listed, arrays, base, f"features of {what}")

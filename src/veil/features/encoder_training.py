@@ -30,9 +30,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor, nn
 
+from veil.data.synthetic.generator import VideoGenerator
 from veil.data.synthetic.motion import ACTIONS
-from veil.data.synthetic.scripts import ANOMALIES, ATTRIBUTES, LENGTHS, Kind
-from veil.data.synthetic.world import World
+from veil.data.synthetic.scenarios import ANOMALIES, ATTRIBUTES, LENGTHS, Kind
 from veil.features.encoders.convolutional import Compact
 from veil.features.encoders.frozen import LENGTH
 from veil.nn.classifier import HALVES
@@ -87,7 +87,7 @@ def render_pool(
     # Not every second one: walks go through the identities in turn, and the rendering must not depend on the identity.
     half = first + count // 2
     for fine, mine in enumerate((range(first, half), range(half, first + count))):
-        world_ = World(seed, size << fine, identities=identities, device=device)
+        world_ = VideoGenerator(seed, size << fine, identities=identities, device=device)
         step = max(1, _RENDER_FRAMES // length)
         for begin in range(0, len(mine), step):
             frames, truth = world_.render(list(mine[begin : begin + step]), kind, length=length)

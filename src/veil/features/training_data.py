@@ -17,7 +17,7 @@ from torch import Tensor
 
 from veil.core import VeilError
 from veil.data import read as read_data
-from veil.data.synthetic import painted_on
+from veil.data.synthetic import rendered_on
 from veil.features import encoders
 from veil.features.bank import Bank
 from veil.features.extract import extract
@@ -53,7 +53,7 @@ class FeatureSource:
         if self.name == "synthetic":
             size = int(self.options.get("size", network.size))
             dataset = read_data(self.name, self.root, **{**self.options, "size": size})
-            dataset = painted_on(dataset, device, size=size)
+            dataset = rendered_on(dataset, device, size=size)
         else:
             dataset = read_data(self.name, self.root, **self.options)
         return extract(dataset, network, stride=self.stride, device=device)

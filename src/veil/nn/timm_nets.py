@@ -29,7 +29,7 @@ class MobileNetV1(Classifier, EfficientNet):
         return self.forward_features(x).mean((2, 3))
 
 
-class ViT(Classifier, VisionTransformer):
+class ViT(Classifier, VisionTransformer):  # pyright: ignore[reportIncompatibleMethodOverride]
     """ViT-B (Dosovitskiy et al. 2021, arXiv 2010.11929).
 
     Its position embeddings are for 224², and are resampled to the grid of the input; an image that is not a multiple of
@@ -42,7 +42,6 @@ class ViT(Classifier, VisionTransformer):
     def __init__(self, outputs: int, *, patch: int = 16, frames: int = 16, size: int = 112) -> None:
         del frames, size  # any are accepted
         super().__init__(patch_size=patch, num_classes=outputs, dynamic_img_size=True, dynamic_img_pad=True)
-        nn.init.normal_(self.head.weight, std=0.02)
 
     def features(self, x: Tensor) -> Tensor:
         """The class token after the last layer."""

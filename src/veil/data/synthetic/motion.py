@@ -1,12 +1,12 @@
-"""How the people of the synthetic world move: actions as key poses, a gait of one's own, and a skeleton.
+"""Motion of synthetic people: actions as key poses, an individual gait, and a skeleton.
 
-An action is a table of key poses, eight to a cycle, in degrees. Everybody starts from the same way of
-standing and eases into the action, so that no first frame tells what will follow. A `Gait` bends the table
-when its owner walks or runs; nothing else of a person does.
+An action is a table of key poses, eight per cycle, in degrees. Everybody starts from the same standing pose and eases
+into the action, so that the first frame does not reveal it. A `Gait` modifies the table when its owner walks or runs;
+nothing else about a person does.
 
 A *bone* is an origin and three axes: along (as long as the bone), side (to the person's left) and front.
-The body's own space is x forward, y up, z left; the world's is x right, y up, z towards the camera. Lengths
-are metres.
+Body coordinates are x forward, y up, z left; scene coordinates are x right, y up, z towards the camera. Lengths are
+metres.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Keys = tuple[float, ...]
 
 
 class Action(NamedTuple):
-    """One thing to do: its key poses, evenly spaced; what it does not mention stays as in standing."""
+    """An action: its key poses, evenly spaced; joints without keys stay as in standing."""
 
     seconds: float  # for a cycle, or from the first pose to the last
     loops: bool
@@ -40,8 +40,8 @@ class Action(NamedTuple):
     keys: dict[str, Keys]
 
 
-def _turn(keys: Keys) -> Keys:
-    """The same half a cycle later: what the other side of the body does."""
+def _half_cycle_later(keys: Keys) -> Keys:
+    """The keys half a cycle later, for the other side of the body."""
     return keys[KEYS // 2 :] + keys[: KEYS // 2]
 
 
@@ -49,9 +49,9 @@ def _both(**keys: Keys) -> dict[str, Keys]:
     return {f"{name}_{side}": values for name, values in keys.items() for side in "rl"}
 
 
-def _in_turn(**keys: Keys) -> dict[str, Keys]:
+def _alternate(**keys: Keys) -> dict[str, Keys]:
     return {
-        f"{name}_{side}": values if side == "r" else _turn(values)
+        f"{name}_{side}": values if side == "r" else _half_cycle_later(values)
         for name, values in keys.items()
         for side in "rl"
     }
@@ -60,12 +60,12 @@ def _in_turn(**keys: Keys) -> dict[str, Keys]:
 # fmt: off
 _STANDING = {
     "bend": (2,), **_both(hip=(2,), knee=(4,), spread=(5,), arm=(2,), out=(11,), elbow=(16,), fore=(6,))}
-_STEPS = _in_turn(hip=(26, 21, 9, -6, -18, -13, 8, 23), knee=(4, 15, 10, 6, 16, 50, 60, 26),
+_STEPS = _alternate(hip=(26, 21, 9, -6, -18, -13, 8, 23), knee=(4, 15, 10, 6, 16, 50, 60, 26),
                   arm=(-24, -19, -7, 7, 22, 17, 4, -14))
-MOVES: dict[str, Action] = {
+ACTION_POSES: dict[str, Action] = {
     "walk": Action(1.05, True, 1.25, {**_STEPS, "twist": (-7, -5, 0, 5, 7, 5, 0, -5)}),
     "run": Action(0.66, True, 2.7, {
-        **_in_turn(hip=(36, 18, -8, -26, -20, 16, 50, 52), knee=(22, 36, 26, 18, 62, 108, 96, 50),
+        **_alternate(hip=(36, 18, -8, -26, -20, 16, 50, 52), knee=(22, 36, 26, 18, 62, 108, 96, 50),
                    arm=(-52, -36, -6, 26, 46, 36, 4, -34), elbow=(84, 88, 92, 96, 100, 96, 90, 86)),
         "bend": (15,), "twist": (-13, -9, 0, 9, 13, 9, 0, -9),
         "lift": (0, 0, 0.05, 0.09, 0, 0, 0.05, 0.09)}),
@@ -75,7 +75,7 @@ MOVES: dict[str, Action] = {
     "clap": Action(0.56, True, 0, _both(
         arm=(62,), out=(2, 6, 14, 20, 22, 20, 14, 6), elbow=(28,), fore=(-30, -18, 8, 32, 40, 32, 8, -18))),
     "box": Action(0.8, True, 0, {
-        **_in_turn(arm=(34, 62, 90, 94, 70, 38, 30, 30), elbow=(118, 60, 8, 4, 50, 112, 122, 122),
+        **_alternate(arm=(34, 62, 90, 94, 70, 38, 30, 30), elbow=(118, 60, 8, 4, 50, 112, 122, 122),
                    hip=(24, 25, 26, 26, 22, 17, 16, 18)),
         **_both(knee=(30,), out=(14,), spread=(9,), fore=(-6,)),
         "bend": (9,), "twist": (4, 16, 24, 16, -4, -16, -24, -16)}),
@@ -117,10 +117,10 @@ MOVES: dict[str, Action] = {
     "stand": Action(3.1, True, 0, {
         "roll": (-1.5, -1, 0, 1, 1.5, 1, 0, -1), "twist": (-3, 0, 3, 5, 4, 0, -4, -5),
         "nod": (0, 2, 3, 1, -1, -2, -1, 0),
-        **_in_turn(arm=(2, 4, 6, 5, 2, 0, -1, 0), elbow=(16, 20, 24, 24, 20, 16, 15, 15))}),
+        **_alternate(arm=(2, 4, 6, 5, 2, 0, -1, 0), elbow=(16, 20, 24, 24, 20, 16, 15, 15))}),
 }
 # fmt: on
-ACTIONS = tuple(name for name in MOVES if name != "stand")
+ACTIONS = tuple(name for name in ACTION_POSES if name != "stand")
 STAND = len(ACTIONS)
 WALK, RUN = ACTIONS.index("walk"), ACTIONS.index("run")
 
@@ -151,7 +151,7 @@ GAIT_RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-class Doing(NamedTuple):
+class ActionState(NamedTuple):
     """What each person does in each frame; every tensor is ``(F, P)``."""
 
     action: Tensor  # index into MOVES
@@ -163,7 +163,7 @@ class Doing(NamedTuple):
     stoop: Tensor  # degrees
 
 
-class Build(NamedTuple):
+class BodyBuild(NamedTuple):
     """The proportions of the body that matter for its skeleton; every tensor is ``(F, P)``."""
 
     height: Tensor
@@ -171,7 +171,7 @@ class Build(NamedTuple):
     hips: Tensor
 
 
-class Bones(NamedTuple):
+class Skeleton(NamedTuple):
     """Where each bone is, in the world."""
 
     origin: Tensor  # (F, P, 13, 3)
@@ -180,13 +180,13 @@ class Bones(NamedTuple):
 
 @functools.cache
 def _tables(device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    poses = torch.zeros(len(MOVES), KEYS, len(DOFS), dtype=torch.float64)
-    for i, move in enumerate(MOVES.values()):
+    poses = torch.zeros(len(ACTION_POSES), KEYS, len(DOFS), dtype=torch.float64)
+    for i, move in enumerate(ACTION_POSES.values()):
         for name, values in {**_STANDING, **move.keys}.items():
             poses[i, :, DOFS.index(name)] = torch.tensor(values, dtype=torch.float64)
-    seconds = torch.tensor([move.seconds for move in MOVES.values()], dtype=torch.float64)
-    loops = torch.tensor([move.loops for move in MOVES.values()])
-    speed = torch.tensor([move.speed for move in MOVES.values()], dtype=torch.float64)
+    seconds = torch.tensor([move.seconds for move in ACTION_POSES.values()], dtype=torch.float64)
+    loops = torch.tensor([move.loops for move in ACTION_POSES.values()])
+    speed = torch.tensor([move.speed for move in ACTION_POSES.values()], dtype=torch.float64)
     return poses.to(device), seconds.to(device), loops.to(device), speed.to(device)
 
 
@@ -202,23 +202,23 @@ def speeds(action: Tensor, gait: Gait) -> Tensor:
     return speed * gait.tempo * gait.stride
 
 
-def pose(doing: Doing, gait: Gait) -> Tensor:
+def pose(state: ActionState, gait: Gait) -> Tensor:
     """The angles ``(F, P, DOFS)`` of every body."""
-    poses, seconds, loops, _ = _tables(doing.action.device)
-    goes = (doing.action == WALK) | (doing.action == RUN)
+    poses, seconds, loops, _ = _tables(state.action.device)
+    goes = (state.action == WALK) | (state.action == RUN)
     tempo = torch.where(goes, gait.tempo, 0.9 + 0.1 * gait.tempo)
-    cycles = doing.time * tempo / seconds[doing.action]
-    looped = loops[doing.action]
-    phase = torch.where(looped, (doing.phase + cycles) * KEYS, cycles.clamp(0, 1) * (KEYS - 1))
+    cycles = state.time * tempo / seconds[state.action]
+    looped = loops[state.action]
+    phase = torch.where(looped, (state.phase + cycles) * KEYS, cycles.clamp(0, 1) * (KEYS - 1))
     late = torch.where(goes, phase - gait.lag * KEYS, phase)
-    body, arms = _between(poses, doing.action, looped, phase), _between(poses, doing.action, looped, late)
+    body, arms = _between(poses, state.action, looped, phase), _between(poses, state.action, looped, late)
     of_arm = torch.tensor([name[:-2] in ("arm", "out", "elbow", "fore") for name in DOFS], device=body.device)
     body = torch.where(of_arm, arms, body)
     still = poses[-1, 0]
     # Getting up takes longer than stopping.
-    ease = smooth(doing.time / 0.25) * smooth(doing.rest / torch.where(looped, 0.35, 0.8))
-    body = still + (body - still) * (ease * doing.vigour)[..., None]
-    return _swap(_style(body, doing, gait, torch.where(goes, ease, 0.0)), doing.mirror)
+    ease = smooth(state.time / 0.25) * smooth(state.rest / torch.where(looped, 0.35, 0.8))
+    body = still + (body - still) * (ease * state.vigour)[..., None]
+    return _swap(_style(body, state, gait, torch.where(goes, ease, 0.0)), state.mirror)
 
 
 def _between(poses: Tensor, action: Tensor, loops: Tensor, phase: Tensor) -> Tensor:
@@ -235,10 +235,10 @@ def _between(poses: Tensor, action: Tensor, loops: Tensor, phase: Tensor) -> Ten
     return b + 0.5 * t * (c - a + t * bend)
 
 
-def _style(body: Tensor, doing: Doing, gait: Gait, goes: Tensor) -> Tensor:
+def _style(body: Tensor, state: ActionState, gait: Gait, goes: Tensor) -> Tensor:
     """Add a person's own gait (where ``goes`` > 0) and posture."""
     dof = {name: body[..., i] for i, name in enumerate(DOFS)}
-    turn = 2 * torch.pi * (doing.phase + doing.time * gait.tempo / MOVES["walk"].seconds)
+    turn = 2 * torch.pi * (state.phase + state.time * gait.tempo / ACTION_POSES["walk"].seconds)
     for side in "rl":
         dof[f"hip_{side}"] = dof[f"hip_{side}"] * (1 + goes * (gait.stride - 1))
         dof[f"knee_{side}"] = dof[f"knee_{side}"] * (1 + goes * 0.5 * (gait.stride - 1))
@@ -248,8 +248,8 @@ def _style(body: Tensor, doing: Doing, gait: Gait, goes: Tensor) -> Tensor:
     dof["roll"] = dof["roll"] + goes * gait.sway * turn.cos()
     dof["lift"] = dof["lift"] + goes * gait.bounce * (0.5 - 0.5 * (2 * turn + 1.2).cos())
     upright = 1 - (dof["pitch"].abs() / 88).clamp(0, 1)
-    dof["bend"] = dof["bend"] + goes * gait.lean + doing.stoop * upright
-    dof["nod"] = dof["nod"] + 0.5 * doing.stoop * upright
+    dof["bend"] = dof["bend"] + goes * gait.lean + state.stoop * upright
+    dof["nod"] = dof["nod"] + 0.5 * state.stoop * upright
     return torch.stack([dof[name] for name in DOFS], dim=-1)
 
 
@@ -274,7 +274,7 @@ _FLESH = (
 )
 
 
-def bones(body: Tensor, build: Build, heading: Tensor, ground: Tensor) -> Bones:
+def bones(body: Tensor, build: BodyBuild, heading: Tensor, ground: Tensor) -> Skeleton:
     """Skeletons in the poses ``(F, P, DOFS)``, on the floor at ``ground`` (F, P, 2).
 
     A ``heading`` (F, P) of 0 degrees faces the camera, of 90 faces right.
@@ -331,7 +331,7 @@ def bones(body: Tensor, build: Build, heading: Tensor, ground: Tensor) -> Bones:
     turn = heading.deg2rad()[..., None]
     origin, axes = _yaw(origin + base, turn), _yaw(axes, turn[..., None])
     place = torch.stack([ground[..., 0], zero, ground[..., 1]], dim=-1)
-    return Bones(origin + place[..., None, :], axes)
+    return Skeleton(origin + place[..., None, :], axes)
 
 
 def _vector(x: Tensor, y: Tensor, z: Tensor) -> Tensor:

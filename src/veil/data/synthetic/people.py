@@ -1,11 +1,13 @@
-"""The people of the synthetic world: who they are, what they look like, and the shapes they are made of.
+"""Synthetic people: their traits, their appearance, and the shapes of their bodies.
 
-A person is a number. The first ``identities`` numbers are those whom a network may learn to recognise: each
-of their traits is a parity of the bits of the number, so that every trait is worn by exactly half of them
-and no two traits go together. All greater numbers are strangers, whose traits are drawn by chance.
+A person is a number. The first ``identities`` numbers are the known identities: each trait is a parity of the bits of the
+number, so that exactly half of them have it and all traits are independent. All greater numbers are unseen people with
+random traits.
 
-A body is a table of parts. A part hangs on a bone (see `synthetic_motion`), has a material (an index into
-the person's colours) and a condition (a trait or a piece of clothing without which it is not there).
+A body is a table of parts. A part is attached to a bone (see `motion`), and has a material (an index into the person's
+colours) and a condition (the trait or the piece of clothing it belongs to).
+
+The names of random streams are part of the seed: renaming one changes the people.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from veil.data.synthetic.motion import GAIT_RANGES, JOINTS, Bones, Build, Gait
+from veil.data.synthetic.motion import GAIT_RANGES, JOINTS, BodyBuild, Gait, Skeleton
 from veil.data.synthetic.render import make_shapes
 
 # fmt: off
 TRAITS = ("female", "senior", "tall", "heavy", "dark-skin", "light-hair", "long-hair",
           "tattoo", "striped-top", "shorts")
-WORN = ("bag", "coat")  # what a walk can put on anybody
+ACCESSORIES = ("bag", "coat")  # in some gait videos
 SKINS = ("fair", "tan", "brown", "deep")
 HAIRS = ("black", "brown", "blond", "ginger")
 MATERIALS = ("skin", "shade", "hair", "brow", "top", "trim", "bottom", "sock", "shoe", "sole", "ink",
@@ -43,7 +45,7 @@ _SHOES = "342e30 c4463e eceae4 7a543a"
 
 
 class People(NamedTuple):
-    """What people look like and how they walk; every tensor begins with the shape of their numbers."""
+    """The appearance and gait of people; every tensor begins with the shape of their numbers."""
 
     traits: Tensor  # (..., TRAITS) bool
     skin: Tensor  # index into SKINS
@@ -54,12 +56,12 @@ class People(NamedTuple):
     gait: Gait
 
     def trait(self, name: str) -> Tensor:
-        """Who has it."""
+        """Whether each person has the trait."""
         return self.traits[..., TRAITS.index(name)]
 
 
-def chance(seed: int, stream: str, keys: Tensor, count: int) -> Tensor:
-    """Numbers in [0, 1) ``(..., count)``, the same for the same seed, stream and key on every machine."""
+def uniform(seed: int, stream: str, keys: Tensor, count: int) -> Tensor:
+    """Uniform numbers in [0, 1) ``(..., count)``, a function of seed, stream and key on every machine."""
     state = torch.full_like(keys, (seed * 0x9E3779B1 + zlib.crc32(stream.encode())) & 0xFFFFFFFF)
     state = _mix(_mix(state) ^ (keys & 0xFFFFFFFF))
     state = state[..., None] + torch.arange(1, count + 1, device=keys.device) * 0x9E3779B9
@@ -75,17 +77,17 @@ def _mix(state: Tensor) -> Tensor:
 
 
 def shuffled(seed: int, stream: str, keys: Tensor, count: int) -> Tensor:
-    """A permutation of ``count`` things ``(..., count)`` for every key."""
-    return chance(seed, stream, keys, count).argsort(dim=-1, stable=True)
+    """A permutation of ``count`` items ``(..., count)`` for every key."""
+    return uniform(seed, stream, keys, count).argsort(dim=-1, stable=True)
 
 
 def gaits(seed: int, number: Tensor, identities: int) -> Gait:
-    """Each identity's own way of walking; over all of them, each number is spread evenly over its range."""
+    """The gait of each person; over the known identities, each parameter is spread evenly over its range."""
     levels = []
     for i, name in enumerate(Gait._fields):
         order = shuffled(seed, "gait", torch.tensor([i], device=number.device), identities)[0]
         own = (order[number.remainder(identities)] + 0.5) / identities
-        stranger = chance(seed, f"gait {name}", number, 1)[..., 0]
+        stranger = uniform(seed, f"gait {name}", number, 1)[..., 0]
         level = torch.where(number < identities, own, stranger)
         low, high = GAIT_RANGES[name]
         levels.append(low + (high - low) * level)
@@ -97,18 +99,18 @@ def people(
 ) -> People:
     """The persons of these numbers.
 
-    With ``like``, they are kin of those numbers: of the same traits, but no more. With ``outfit``, they wear
-    the clothes of those numbers.
+    With ``like``, they have the traits of those numbers, and nothing else of them. With ``outfit``, they have the
+    clothes of those numbers.
     """
     bits = _bits(seed, number if like is None else like.expand_as(number), identities)
     traits, more = bits[..., : len(TRAITS)], bits[..., len(TRAITS) :].long()
     skin = 2 * traits[..., TRAITS.index("dark-skin")].long() + more[..., 0]
     hair = 2 * traits[..., TRAITS.index("light-hair")].long() + more[..., 1]
-    u = chance(seed, "looks", number, 4)
+    u = uniform(seed, "looks", number, 4)
     height = torch.where(traits[..., TRAITS.index("tall")], 1.81, 1.51) + 0.07 * u[..., 0]
     girth = torch.where(traits[..., TRAITS.index("heavy")], 1.45, 0.84) + 0.1 * u[..., 1]
     outfit = number if outfit is None else outfit
-    v = chance(seed, "clothes", outfit, 6)
+    v = uniform(seed, "clothes", outfit, 6)
     known = outfit < identities
     top = torch.where(known, outfit * 5, (v[..., 0] * 16).long()).remainder(16)
     bottom = torch.where(known, outfit * 3 + outfit // 16, (v[..., 1] * 8).long()).remainder(8)
@@ -117,20 +119,20 @@ def people(
 
 
 def _bits(seed: int, number: Tensor, identities: int) -> Tensor:
-    """The traits of persons, and one bit more for the shade of their skin and one for that of their hair."""
+    """The traits of people, one more bit for the shade of the skin, and one for that of the hair."""
     masks = torch.tensor(_PARITIES, device=number.device)
-    turned = chance(seed, "traits", torch.arange(len(_PARITIES), device=number.device), 1)[:, 0] < 0.5
+    turned = uniform(seed, "traits", torch.arange(len(_PARITIES), device=number.device), 1)[:, 0] < 0.5
     code = number[..., None] & masks
     for shift in (16, 8, 4, 2, 1):
         code = code ^ (code >> shift)
-    stranger = chance(seed, "stranger", number, len(_PARITIES)) < 0.5
+    stranger = uniform(seed, "stranger", number, len(_PARITIES)) < 0.5
     return torch.where(number[..., None] < identities, (code & 1).bool() ^ turned, stranger)
 
 
 def _colors(
     traits: Tensor, skin: Tensor, hair: Tensor, u: Tensor, top: Tensor, bottom: Tensor, v: Tensor
 ) -> Tensor:
-    """The colours ``(..., MATERIALS, 3)``; ``u`` and ``v`` are chances of the body and of the clothes."""
+    """The colours ``(..., MATERIALS, 3)``; ``u`` and ``v`` are random numbers of body and clothes."""
 
     def pick(palette: str, index: Tensor) -> Tensor:
         tones = [list(bytes.fromhex(tone)) for tone in palette.split()]
@@ -171,7 +173,7 @@ def _colors(
     return torch.stack([found[name] for name in MATERIALS], dim=-2).clamp(0, 1)
 
 
-def alike(persons: People) -> People:
+def with_equal_looks(persons: People) -> People:
     """The same people, all of whom look like one nobody in particular; only their gaits are their own."""
     plain = persons.traits & False
     cloth = {
@@ -187,12 +189,12 @@ def alike(persons: People) -> People:
     return People(plain, none, none, same, torch.ones_like(same), colors, persons.gait)
 
 
-def build(persons: People) -> Build:
+def build(persons: People) -> BodyBuild:
     """The proportions of their skeletons."""
     female = persons.trait("female")
     grown = 0.55 + 0.45 * persons.girth
     shoulders = torch.where(female, 0.096, 0.122) * grown
-    return Build(persons.height, shoulders, torch.where(female, 0.058, 0.05) * grown)
+    return BodyBuild(persons.height, shoulders, torch.where(female, 0.058, 0.05) * grown)
 
 
 Point = tuple[
@@ -320,10 +322,10 @@ def _side(x: str) -> list[Part]:
 
 PARTS = (*_trunk(), *_side("r"), *_side("l"), *_head())
 # fmt: on
-CONDITIONS = (*TRAITS, *WORN)
+CONDITIONS = (*TRAITS, *ACCESSORIES)
 
 
-class _Table(NamedTuple):
+class _PartTable(NamedTuple):
     bone: Tensor
     material: Tensor
     a: Tensor  # (K, 3)
@@ -341,7 +343,7 @@ class _Table(NamedTuple):
 
 
 @functools.cache
-def _table(device: torch.device) -> _Table:
+def _part_table(device: torch.device) -> _PartTable:
     def column(values: list[float] | list[tuple[float, ...]]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=device)
 
@@ -355,7 +357,7 @@ def _table(device: torch.device) -> _Table:
     for i, part in enumerate(PARTS):
         for word in filter(None, part.where.split(" & ")):
             wants[i, CONDITIONS.index(word.removeprefix("not "))] = -1 if word.startswith("not ") else 1
-    return _Table(
+    return _PartTable(
         index([JOINTS.index(part.bone) for part in PARTS]),
         index([MATERIALS.index(part.material) for part in PARTS]),
         column([part.a for part in PARTS]),
@@ -381,20 +383,20 @@ class View(NamedTuple):
     y: Tensor
     tilt: float  # how far down the picture a metre towards the camera leads, in metres
 
-    def see(self, points: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Where points ``(F, P, N, 3)`` are seen, in pixels."""
         x, y, z = points.unbind(-1)
         scale = self.scale[..., None]
         return self.x[..., None] + scale * x, self.y[..., None] + scale * (self.tilt * z - y)
 
 
-def body_shapes(persons: People, worn: Tensor, bones: Bones, view: View, there: Tensor) -> Tensor:
+def body_shapes(persons: People, accessories: Tensor, bones: Skeleton, view: View, there: Tensor) -> Tensor:
     """The shapes ``(F, P, K, 15)`` of those people (F, P) who are ``there``; ``worn`` is (F, P, WORN)."""
-    table = _table(worn.device)
+    table = _part_table(accessories.device)
     axes, origin = bones.axes[..., table.bone, :, :], bones.origin[..., table.bone, :]  # (F, P, K, 3, 3)
     height = persons.height[..., None]
     head = (bones.axes[..., 2, 0, :].square().sum(-1, keepdim=True)).sqrt()
-    sideways = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64, device=worn.device)
+    sideways = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64, device=accessories.device)
     halfway = (1 - sideways) * torch.where(table.long, 0.5, 0.0)[:, None]
     unit = torch.where(table.head, 1.0, height)  # what the numbers across a bone are shares of
 
@@ -403,7 +405,7 @@ def body_shapes(persons: People, worn: Tensor, bones: Bones, view: View, there: 
         return origin + p[:, 0, None] * axes[..., 0, :] + unit[..., None] * across
 
     a, b = place(table.a), place(table.b)
-    (xa, ya), (xb, yb) = view.see(a), view.see(b)
+    (xa, ya), (xb, yb) = view.project(a), view.project(b)
     dx, dy = xb - xa, yb - ya
     length = (dx.square() + dy.square()).sqrt().clamp_min(1e-6)
     # How wide a flat body is, depends on how much of its side is turned to the camera.
@@ -429,7 +431,7 @@ def body_shapes(persons: People, worn: Tensor, bones: Bones, view: View, there: 
         outward.square().sum(-1).sqrt().clamp_min(1e-9) * axes[..., 1, :].square().sum(-1).sqrt()
     )
     seen = torch.where(table.faces, ((turned + 0.12) / 0.3).clamp(0, 1), 1.0)
-    has = torch.cat([persons.traits, worn], -1).double() * 2 - 1  # (F, P, CONDITIONS)
+    has = torch.cat([persons.traits, accessories], -1).double() * 2 - 1  # (F, P, CONDITIONS)
     met = ((table.wants == 0) | (table.wants == has[..., None, :])).all(-1)
     return make_shapes(
         torch.where(band, xa, (xa + xb) / 2),

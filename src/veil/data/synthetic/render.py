@@ -1,13 +1,13 @@
-"""The painter of the synthetic world: soft shapes on many frames at once, on a CPU as on a GPU.
+"""Rasterization of soft shapes on many frames at once, on a CPU or a GPU.
 
 A shape is a rounded box whose radius may change along its axis: a disc, a capsule, a limb, a plank or a
 shadow. Its signed distance gives the antialiased edge, its light the shading. A frame is cut into tiles,
-and a shape is painted only on the tiles that it touches: the farthest shape of every tile first, then the
-second of every tile, and so on, so that the number of steps is the depth of the deepest tile and not the
-number of shapes or frames.
+and a shape is drawn only on the tiles that it touches: the farthest shape of every tile first, then the
+second of every tile, and so on, so that the number of steps is the largest number of shapes on one tile and not the
+total number of shapes or frames.
 
 Every step on pixels is one exactly rounded operation (+, ×, √, min, max), so that a frame never depends on
-which other frames are painted with it.
+the other frames of its batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TILE = 16  # pixels; smaller tiles waste fewer pixels and cost more bookkeeping
 X, Y, UX, UY, LONG, WIDE, RADIUS, TAPER, EDGE, ALPHA, LIGHT, RED, GREEN, BLUE, DEPTH = range(15)
 
 _SUN = (-0.5, -0.87)  # the light comes from the upper left
-_RIM = 0.55  # how much of its light a shape loses at its rim
+_RIM = 0.55  # the fraction of its light that a shape loses at its rim
 
 
 def make_shapes(
@@ -49,26 +49,26 @@ def make_shapes(
 
 
 def tile_counts(height: int, width: int) -> tuple[int, int]:
-    """How many tiles cover a frame: rows and columns."""
+    """The rows and columns of tiles that cover a frame."""
     return math.ceil(height / TILE), math.ceil(width / TILE)
 
 
-def to_tiles(pictures: Tensor) -> Tensor:
-    """Pictures ``(F, 3, H, W)``, whose sides are whole tiles, as tiles."""
-    frames, _, height, width = pictures.shape
-    tiles = pictures.reshape(frames, 3, height // TILE, TILE, width // TILE, TILE).permute(0, 2, 4, 1, 3, 5)
+def to_tiles(images: Tensor) -> Tensor:
+    """Images ``(F, 3, H, W)``, whose sides are whole tiles, as tiles."""
+    frames, _, height, width = images.shape
+    tiles = images.reshape(frames, 3, height // TILE, TILE, width // TILE, TILE).permute(0, 2, 4, 1, 3, 5)
     return tiles.reshape(frames, height // TILE, width // TILE, 3, TILE**2)
 
 
-def to_pictures(tiles: Tensor) -> Tensor:
-    """Tiles as pictures ``(F, 3, H, W)``, whose sides are whole tiles."""
+def to_images(tiles: Tensor) -> Tensor:
+    """Tiles as images ``(F, 3, H, W)``, whose sides are whole tiles."""
     frames, rows, columns = tiles.shape[:3]
-    pictures = tiles.view(frames, rows, columns, 3, TILE, TILE).permute(0, 3, 1, 4, 2, 5)
-    return pictures.reshape(frames, 3, rows * TILE, columns * TILE)
+    images = tiles.view(frames, rows, columns, 3, TILE, TILE).permute(0, 3, 1, 4, 2, 5)
+    return images.reshape(frames, 3, rows * TILE, columns * TILE)
 
 
-def paint(tiles: Tensor, shapes: Tensor) -> None:
-    """Paint shapes ``(F, K, 15)``, far before near, onto tiles ``(F, rows, columns, 3, TILE²)``, in place."""
+def rasterize(tiles: Tensor, shapes: Tensor) -> None:
+    """Draw shapes ``(F, K, 15)``, far before near, onto tiles ``(F, rows, columns, 3, TILE²)``, in place."""
     _, rows, columns = tiles.shape[:3]
     order = shapes[..., DEPTH].argsort(dim=1, stable=True)
     shapes = shapes.gather(1, order[..., None].expand_as(shapes))
@@ -77,7 +77,7 @@ def paint(tiles: Tensor, shapes: Tensor) -> None:
     near = _touches(shapes, row, column)
     shapes, place = shapes[near], ((frame * rows + row) * columns + column)[near]
     row, column = row[near], column[near]
-    turn = _turns(place)
+    turn = _order_on_tile(place)
     by_turn = turn.argsort(stable=True)
     counts: list[int] = turn.bincount().tolist()
     ramps = _ramps(shapes[by_turn], row[by_turn], column[by_turn])
@@ -112,7 +112,7 @@ def _touches(shapes: Tensor, row: Tensor, column: Tensor) -> Tensor:
     return (u - along).square() + across.square() < reach.square()
 
 
-def _turns(place: Tensor) -> Tensor:
+def _order_on_tile(place: Tensor) -> Tensor:
     """How many entries before this one have the same place."""
     ordered, order = place.sort(stable=True)
     index = torch.arange(len(place), device=place.device)
@@ -123,7 +123,7 @@ def _turns(place: Tensor) -> Tensor:
 
 
 def _ramps(shapes: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, ...]:
-    """What a shape is on one tile: (M, TILE) ramps that add up to coordinates and light, and constants."""
+    """The values of a shape on one tile: (M, TILE) ramps that add up to coordinates and light, and constants."""
     x, y, ux, uy, long, wide, radius, taper, edge, alpha, light = shapes[:, :11, None].unbind(1)  # (M, 1)
     step = torch.arange(TILE, device=shapes.device, dtype=shapes.dtype) + 0.5
     dx, dy = column[:, None] * TILE - x + step, row[:, None] * TILE - y + step  # (M, TILE)
@@ -148,7 +148,7 @@ def _blend(
     spine: Tensor,
     color: Tensor,
 ) -> None:
-    """Paint one shape on each of M different tiles."""
+    """Draw one shape on each of M different tiles."""
     long, wide, radius, taper, sharp, alpha, rim = spine.unbind(1)  # (M, 1)
     count = len(place)
     u = (ux[:, None, :] + uy[:, :, None]).view(count, -1)  # (M, TILE²)
@@ -166,36 +166,36 @@ def _blend(
     tiles.index_copy_(0, place, new)
 
 
-def wide_enough(pictures: Tensor, size: int) -> Tensor:
-    """Pictures ``(B, 3, H, W)`` continued to the right by their mirror images, for `look_through`."""
-    twice = torch.cat([pictures, pictures.flip(3)], dim=3)
+def mirror_pad(images: Tensor, size: int) -> Tensor:
+    """Images ``(B, 3, H, W)`` extended to the right by their mirror images, for `crop_views`."""
+    twice = torch.cat([images, images.flip(3)], dim=3)
     return torch.cat([twice, twice[..., : size + TILE + 1]], dim=3)
 
 
-def look_through(pictures: Tensor, which: Tensor, shift: Tensor, size: int) -> Tensor:
-    """What a camera sees of pictures from `wide_enough`: ``(F, 3, size, size)``, rounded up to whole tiles.
+def crop_views(images: Tensor, which: Tensor, shift: Tensor, size: int) -> Tensor:
+    """The camera's views of images from `mirror_pad`: ``(F, 3, size, size)``, rounded up to whole tiles.
 
-    Frame i looks at picture ``which[i]``, ``shift[i]`` = (x, y) pixels right of and below its middle; beyond
-    its sides the picture goes on mirrored.
+    Frame i shows image ``which[i]``, ``shift[i]`` = (x, y) pixels right of and below its centre; beyond its sides the
+    image is mirrored.
     """
     rows, columns = tile_counts(size, size)
     height, width = rows * TILE, columns * TILE
-    period = pictures.shape[3] - size - TILE - 1
+    period = images.shape[3] - size - TILE - 1
     left = (shift[:, 0] + (period / 2 - size) / 2).remainder(period)
-    top = (shift[:, 1] + (pictures.shape[2] - size) / 2).clamp(0, pictures.shape[2] - height - 1)
+    top = (shift[:, 1] + (images.shape[2] - size) / 2).clamp(0, images.shape[2] - height - 1)
     x, y = left.floor(), top.floor()
-    windows = pictures.unfold(2, height + 1, 1).unfold(3, width + 1, 1)  # (B, 3, ., ., height + 1, width + 1)
+    windows = images.unfold(2, height + 1, 1).unfold(3, width + 1, 1)  # (B, 3, ., ., height + 1, width + 1)
     seen = windows.permute(0, 2, 3, 1, 4, 5)[which, y.long(), x.long()]  # (F, 3, height + 1, width + 1)
     right, down = (left - x)[:, None, None, None], (top - y)[:, None, None, None]
     seen = seen[:, :, :-1] * (1 - down) + seen[:, :, 1:] * down
     return seen[..., :-1] * (1 - right) + seen[..., 1:] * right
 
 
-def develop(pictures: Tensor, light: Tensor, gain: Tensor, grain: Tensor, size: int) -> Tensor:
-    """What the sensor keeps: ``(F, size, size, 3)`` uint8.
+def expose(images: Tensor, light: Tensor, gain: Tensor, grain: Tensor, size: int) -> Tensor:
+    """Images as frames of the sensor: ``(F, size, size, 3)`` uint8.
 
     ``light`` is ``(size, size)``, ``gain`` ``(F, 3)`` and ``grain``, in grey levels, ``(F, 3, size, size)``.
     """
-    levels = (pictures[:, :, :size, :size] * light).mul_((255 * gain)[:, :, None, None])
+    levels = (images[:, :, :size, :size] * light).mul_((255 * gain)[:, :, None, None])
     levels = levels.add_(grain).add_(0.5).clamp_(0, 255).to(torch.uint8)
     return levels.permute(0, 2, 3, 1).contiguous()

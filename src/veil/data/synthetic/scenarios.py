@@ -1,8 +1,9 @@
-"""What each video of the synthetic world will show: who, where, and what they do when.
+"""Scenarios of synthetic videos: who is where and does what, and when.
 
-A *script* follows from the seed, the kind of video and its index. What must be balanced is dealt like
-cards, so that each action, each identity and each place comes as often as the others, and none goes with
-another; everything else is drawn by chance. See `synthetic` for what the kinds are.
+A scenario is a function of the seed, the kind of video and its index. Actions, identities and backgrounds are balanced:
+each is as frequent as the others, and independent of them; everything else is random. The kinds are in `dataset`.
+
+The names of random streams are part of the seed: renaming one changes the videos.
 """
 
 from __future__ import annotations
@@ -14,16 +15,24 @@ import torch
 from torch import Tensor
 
 from veil.data.sample import Split
+from veil.data.synthetic.backgrounds import BACKGROUNDS
 from veil.data.synthetic.motion import ACTIONS, RUN, STAND, WALK, Gait, speeds
-from veil.data.synthetic.people import TRAITS, WORN, People, alike, chance, people, shuffled
-from veil.data.synthetic.places import PLACES
+from veil.data.synthetic.people import (
+    ACCESSORIES,
+    TRAITS,
+    People,
+    people,
+    shuffled,
+    uniform,
+    with_equal_looks,
+)
 
 Kind = Literal["clips", "stills", "untrimmed", "surveillance", "bias", "gait", "gait-alike"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 ATTRIBUTES = (*TRAITS, "company")
-ANOMALIES = ("normal", "fall", "fight", "run")  # what a surveillance video can be
-FLIPPED = "wave"  # the one action that goes with the other gender in the bias split
+ANOMALIES = ("normal", "fall", "fight", "run")  # labels of surveillance videos
+FLIPPED = "wave"  # the action with the opposite gender in the bias split
 VIEWS = (0, 45, 90, 135, 180)  # degrees: towards the camera, ..., away from it
 WALKS = ("nm-01", "nm-05", "nm-04", "bg-01", "nm-02", "cl-01", "nm-03", "nm-06", "bg-02", "cl-02")
 IDENTITIES = 32
@@ -51,17 +60,17 @@ FIGHT, PICK_UP = ACTIONS.index("fight"), ACTIONS.index("pick up")
 # The splits of ten blocks of indices, mixed so that a few blocks already have all three.
 _TEN: dict[int, Split] = {1: "test", 3: "val", 6: "test"}
 _SPLITS: tuple[Split, ...] = tuple(_TEN.get(i, "train") for i in range(10))
-_MINORITY = 20  # one in so many goes against the bias
+_MINORITY = 20  # one in 20 is against the bias
 _ACTS = 6  # at most, in an untrimmed video
 _PASSERS, _EVENTS = 4, 3  # in a surveillance video; in half of the videos one of the events is an anomaly
-_LONG = 1e4  # seconds: for ever
+_LONG = 1e4  # seconds: without end
 
 
-class Script(NamedTuple):
-    """What B videos will show: P people, each with S things to do one after the other; times in seconds."""
+class Scenario(NamedTuple):
+    """The scenarios of B videos: P people, each with S actions in sequence; times in seconds."""
 
     number: Tensor  # (B, P)
-    outfit: Tensor  # (B, P) the number of the person whose clothes are worn
+    outfit: Tensor  # (B, P) the number of the person whose clothes they have
     there: Tensor  # (B, P)
     action: Tensor  # (B, P, S)
     start: Tensor  # (B, P, S)
@@ -70,44 +79,44 @@ class Script(NamedTuple):
     phase: Tensor  # (B, P)
     vigour: Tensor  # (B, P)
     mirror: Tensor  # (B, P)
-    ground: Tensor  # (B, P, 2) where people are at time 0: right of the middle and towards the camera
-    worn: Tensor  # (B, P, WORN)
+    ground: Tensor  # (B, P, 2) positions at time 0: to the right of the centre and towards the camera
+    accessories: Tensor  # (B, P, WORN)
     label: Tensor  # (B,)
-    place: Tensor  # (B,)
-    moment: Tensor  # (B,) the time of the first frame
+    background: Tensor  # (B,)
+    start_time: Tensor  # (B,) the time of the first frame
 
 
-class Dice:
-    """Chances of one kind of video, by index."""
+class VideoRng:
+    """Random numbers of one kind of video, by index."""
 
     def __init__(self, seed: int, kind: Kind, identities: int) -> None:
         self.seed, self.kind, self.identities = seed, kind, identities
-        # Both kinds of walks are the same walks.
+        # The walks of both gait kinds are the same.
         self._salt = zlib.crc32(kind.removesuffix("-alike").encode()) & 0x7FFFFFF
 
     def keys(self, index: Tensor) -> Tensor:
-        """Numbers that no other kind has for the same indices, as far as 32 bits allow."""
+        """Keys that differ between kinds, as far as 32 bits allow."""
         return index * 31 + self._salt
 
-    def chance(self, stream: str, index: Tensor, count: int) -> Tensor:
-        """Numbers in [0, 1): ``(B, count)``."""
-        return chance(self.seed, stream, self.keys(index), count)
+    def uniform(self, stream: str, index: Tensor, count: int) -> Tensor:
+        """Uniform numbers in [0, 1): ``(B, count)``."""
+        return uniform(self.seed, stream, self.keys(index), count)
 
-    def deal(self, stream: str, group: Tensor | int, ordinal: Tensor, count: int) -> Tensor:
-        """Which of ``count`` cards the ordinal-th of a group gets: each card once before any comes again."""
+    def balanced_choice(self, stream: str, group: Tensor | int, ordinal: Tensor, count: int) -> Tensor:
+        """The choice among ``count`` of the ordinal-th in a group: all come once before one comes again."""
         round_ = ordinal.div(count, rounding_mode="floor")
-        cards = shuffled(self.seed, stream, self.keys(round_ * 1009 + group), count)
-        return cards.gather(1, ordinal.remainder(count)[:, None])[:, 0]
+        order = shuffled(self.seed, stream, self.keys(round_ * 1009 + group), count)
+        return order.gather(1, ordinal.remainder(count)[:, None])[:, 0]
 
 
-def cast(dice: Dice, script: Script) -> People:
-    """The people of a video; who keep one another company are kin, so that an attribute is true of both."""
-    number = script.number
-    kin = None if dice.kind in ("gait", "gait-alike", "surveillance") else number[:, :1]
-    persons = people(dice.seed, number, dice.identities, like=kin, outfit=script.outfit)
-    if dice.kind == "gait-alike":
-        return alike(persons)
-    if dice.kind in ("untrimmed", "surveillance"):  # the second keeps step with the first
+def people_in(rng: VideoRng, scenario: Scenario) -> People:
+    """The people of a video; companions share attributes, so that labels are true of both."""
+    number = scenario.number
+    kin = None if rng.kind in ("gait", "gait-alike", "surveillance") else number[:, :1]
+    persons = people(rng.seed, number, rng.identities, like=kin, outfit=scenario.outfit)
+    if rng.kind == "gait-alike":
+        return with_equal_looks(persons)
+    if rng.kind in ("untrimmed", "surveillance"):  # the second has the gait of the first
         keep = torch.tensor([0, 0, *range(2, number.shape[1])], device=number.device)
         persons = persons._replace(gait=Gait(*(value[:, keep] for value in persons.gait)))
     return persons
@@ -119,52 +128,56 @@ def split_of(block: int) -> Split:
 
 
 def block_size(kind: Kind) -> int:
-    """How many consecutive indices lie in the same split."""
+    """The number of consecutive indices in the same split."""
     return {"clips": len(ACTIONS), "bias": len(ACTIONS), "surveillance": 2}.get(kind, 1)
 
 
-def _clips(dice: Dice, index: Tensor) -> Script:
+def _clips(rng: VideoRng, index: Tensor) -> Scenario:
     block = index.div(len(ACTIONS), rounding_mode="floor")
-    action = dice.deal("action", 0, index, len(ACTIONS))
-    identity = dice.deal("identity", action, block, dice.identities)
-    return _act_alone_or_not(dice, index, block, action, identity)
+    action = rng.balanced_choice("action", 0, index, len(ACTIONS))
+    identity = rng.balanced_choice("identity", action, block, rng.identities)
+    return _act_alone_or_not(rng, index, block, action, identity)
 
 
-def _bias(dice: Dice, index: Tensor) -> Script:
+def _bias(rng: VideoRng, index: Tensor) -> Scenario:
     block = index.div(len(ACTIONS), rounding_mode="floor")
-    action = dice.deal("action", 0, index, len(ACTIONS))
+    action = rng.balanced_choice("action", 0, index, len(ACTIONS))
     split = torch.tensor([("train", "val", "test").index(name) for name in _SPLITS], device=index.device)
     before = torch.tensor([_SPLITS[:i].count(name) for i, name in enumerate(_SPLITS)], device=index.device)
     inside = torch.tensor([_SPLITS.count(name) for name in _SPLITS], device=index.device)
     place = block.remainder(len(_SPLITS))
-    # The how-manieth block of its split this is, so that exactly one in twenty goes against the bias.
+    # The ordinal of the block in its split, so that exactly one in twenty is against the bias.
     ordinal = block.div(len(_SPLITS), rounding_mode="floor") * inside[place] + before[place]
-    against = dice.deal("minority", action + 100 * split[place], ordinal, _MINORITY)
+    against = rng.balanced_choice("minority", action + 100 * split[place], ordinal, _MINORITY)
     odd = torch.where(split[place] == 2, against < _MINORITY // 2, against == 0)  # test is balanced
     female = (action == ACTIONS.index(FLIPPED)) ^ odd
-    women = people(dice.seed, torch.arange(dice.identities, device=index.device), dice.identities).trait(
+    women = people(rng.seed, torch.arange(rng.identities, device=index.device), rng.identities).trait(
         "female"
     )
     order, half = (~women).long().argsort(stable=True), int(women.sum())  # women first
-    pick = dice.deal("identity", action + 100 * female, ordinal, dice.identities)
-    men = half + pick.remainder(dice.identities - half)
+    pick = rng.balanced_choice("identity", action + 100 * female, ordinal, rng.identities)
+    men = half + pick.remainder(rng.identities - half)
     identity = order[torch.where(female, pick.remainder(half), men)]
-    return _act_alone_or_not(dice, index, block, action, identity)
+    return _act_alone_or_not(rng, index, block, action, identity)
 
 
-def _stills(dice: Dice, index: Tensor) -> Script:
-    u = dice.chance("still", index, 3)
+def _stills(rng: VideoRng, index: Tensor) -> Scenario:
+    u = rng.uniform("still", index, 3)
     action = (u[:, 0] * len(ACTIONS)).long()
-    stranger = dice.identities + 1 + 2 * index
-    script = _act_alone_or_not(dice, index, index, action, stranger)
-    return script._replace(moment=0.3 + 1.1 * u[:, 1])
+    stranger = rng.identities + 1 + 2 * index
+    scenario = _act_alone_or_not(rng, index, index, action, stranger)
+    return scenario._replace(start_time=0.3 + 1.1 * u[:, 1])
 
 
-def _act_alone_or_not(dice: Dice, index: Tensor, block: Tensor, action: Tensor, number: Tensor) -> Script:
-    """One action; half of all videos have a second person, who only stands by unless there is a fight."""
-    apart = 2 * (len(ACTIONS) - 1)  # every fight is in company; so many of so many others make it half
-    company = (dice.deal("company", action, block, apart) < apart // 2 - 1) | (action == FIGHT)
-    u = dice.chance("act", index, 16)
+def _act_alone_or_not(
+    rng: VideoRng, index: Tensor, block: Tensor, action: Tensor, number: Tensor
+) -> Scenario:
+    """One action; half of all videos have a second person, who stands by unless there is a fight."""
+    apart = 2 * (
+        len(ACTIONS) - 1
+    )  # every fight has two people; this share of the others makes it half of all
+    company = (rng.balanced_choice("company", action, block, apart) < apart // 2 - 1) | (action == FIGHT)
+    u = rng.uniform("act", index, 16)
     side = torch.where(u[:, 0] < 0.5, -1.0, 1.0)
     turn = torch.where(company, side * (35 + 40 * u[:, 1]), side * (20 + 55 * u[:, 1]))
     heading = torch.stack([turn, -side * (35 + 45 * u[:, 2])], dim=1)[..., None]  # (B, 2, 1)
@@ -173,8 +186,8 @@ def _act_alone_or_not(dice: Dice, index: Tensor, block: Tensor, action: Tensor, 
     actions = torch.stack([action, torch.where(action == FIGHT, FIGHT, STAND)], dim=1)[..., None]
     start = (0.12 * u[:, 6:8])[..., None]
     phase = torch.stack([u[:, 8], torch.where(action == FIGHT, u[:, 8] + 0.45, u[:, 9])], dim=1)
-    numbers = torch.stack([number, _stranger(dice, index)], dim=1)
-    return Script(
+    numbers = torch.stack([number, _stranger(rng, index)], dim=1)
+    return Scenario(
         number=numbers,
         outfit=numbers,
         there=torch.stack([torch.ones_like(company), company], dim=1),
@@ -186,60 +199,66 @@ def _act_alone_or_not(dice: Dice, index: Tensor, block: Tensor, action: Tensor, 
         vigour=0.88 + 0.2 * u[:, 10:12],
         mirror=u[:, 12:14] < 0.5,
         ground=ground.view(-1, 2, 2),
-        worn=torch.zeros(len(index), 2, len(WORN), dtype=torch.bool, device=index.device),
+        accessories=torch.zeros(len(index), 2, len(ACCESSORIES), dtype=torch.bool, device=index.device),
         label=action,
-        place=dice.deal("place", action, block, len(PLACES)),
-        moment=torch.zeros(len(index), dtype=torch.float64, device=index.device),
+        background=rng.balanced_choice("place", action, block, len(BACKGROUNDS)),
+        start_time=torch.zeros(len(index), dtype=torch.float64, device=index.device),
     )
 
 
-def _stranger(dice: Dice, index: Tensor) -> Tensor:
-    return 1_000_000 + (dice.chance("companion", index, 1)[:, 0] * 1e8).long()
+def _stranger(rng: VideoRng, index: Tensor) -> Tensor:
+    return 1_000_000 + (rng.uniform("companion", index, 1)[:, 0] * 1e8).long()
 
 
-def _untrimmed(dice: Dice, index: Tensor) -> Script:
-    """Acts and pauses in turn; a companion comes along, and fights when there is a fight."""
-    number, first = dice.deal("who", 0, index, dice.identities), dice.deal("first", 0, index, STAND)
-    script = _act_alone_or_not(dice, index, index, first, number)
-    u = dice.chance("acts", index, 2 * _ACTS + 1)
+def _untrimmed(rng: VideoRng, index: Tensor) -> Scenario:
+    """Actions and pauses in turn; a companion follows, and takes part in a fight."""
+    number, first = (
+        rng.balanced_choice("who", 0, index, rng.identities),
+        rng.balanced_choice("first", 0, index, STAND),
+    )
+    scenario = _act_alone_or_not(rng, index, index, first, number)
+    u = rng.uniform("acts", index, 2 * _ACTS + 1)
     total = LENGTHS["untrimmed"] / FPS
-    used = torch.arange(_ACTS, device=index.device) < 3 + dice.deal("count", 0, index, _ACTS - 2)[:, None]
+    used = (
+        torch.arange(_ACTS, device=index.device)
+        < 3 + rng.balanced_choice("count", 0, index, _ACTS - 2)[:, None]
+    )
     act = torch.where(used, 1.8 + 1.4 * u[:, :_ACTS], 0.0)  # (B, 6) seconds
     pause = torch.where(used, 0.5 + u[:, _ACTS:-1], 0.0)
     pause = torch.cat([pause, 0.5 + u[:, -1:]], dim=1)  # (B, 7) before, between and after
     pause = pause / pause.sum(1, keepdim=True) * (total - act.sum(1, keepdim=True))
-    stop = _in_turn(pause, act).cumsum(1)  # (B, 13)
+    stop = _alternate(pause, act).cumsum(1)  # (B, 13)
     start = torch.cat([torch.zeros_like(stop[:, :1]), stop[:, :-1]], dim=1)
-    cards = [dice.deal("acts", 0, index * _ACTS + i, len(ACTIONS)) for i in range(_ACTS)]
+    order = [rng.balanced_choice("acts", 0, index * _ACTS + i, len(ACTIONS)) for i in range(_ACTS)]
     still = torch.full((len(index), _ACTS + 1), STAND, device=index.device)
-    does = _in_turn(still, torch.where(used, torch.stack(cards, dim=1), STAND))
+    does = _alternate(still, torch.where(used, torch.stack(order, dim=1), STAND))
     goes = (does == WALK) | (does == RUN)
     other = torch.where(goes | (does == FIGHT), does, STAND)
-    company = (script.there[:, 1] & (first != FIGHT)) | (does == FIGHT).any(1)
-    ahead, back = script.heading.expand(-1, -1, does.shape[1]).unbind(1)
-    return script._replace(
+    company = (scenario.there[:, 1] & (first != FIGHT)) | (does == FIGHT).any(1)
+    ahead, back = scenario.heading.expand(-1, -1, does.shape[1]).unbind(1)
+    return scenario._replace(
         there=torch.stack([torch.ones_like(company), company], dim=1),
         action=torch.stack([does, other], dim=1),
         start=start[:, None].repeat(1, 2, 1),
         stop=stop[:, None].repeat(1, 2, 1),
         heading=torch.stack([ahead, torch.where(goes, ahead, back)], dim=1),
         label=torch.full_like(index, -1),
-        place=dice.deal("place", 0, index, len(PLACES)),
+        background=rng.balanced_choice("place", 0, index, len(BACKGROUNDS)),
     )
 
 
-def _in_turn(outer: Tensor, inner: Tensor) -> Tensor:
+def _alternate(outer: Tensor, inner: Tensor) -> Tensor:
     """The first of ``outer`` (B, N + 1), the first of ``inner`` (B, N), the second of ``outer``, ..."""
     both = torch.stack([outer[:, :-1], inner], dim=2).flatten(1)
     return torch.cat([both, outer[:, -1:]], dim=1)
 
 
-def _surveillance(dice: Dice, index: Tensor) -> Script:
-    """Two walk one behind the other, two on other lanes; three times the first stops for something."""
+def _surveillance(rng: VideoRng, index: Tensor) -> Scenario:
+    """Two people walk one behind the other, two in other lanes; three times the first one stops for an event."""
     block = index.div(2, rounding_mode="floor")
-    bad = dice.deal("bad", 0, index, 2) == 0
-    label = torch.where(bad, 1 + dice.deal("anomaly", 0, block, len(ANOMALIES) - 1), 0)
-    u = dice.chance("passing", index, 40)
+    bad = rng.balanced_choice("bad", 0, index, 2) == 0
+    label = torch.where(bad, 1 + rng.balanced_choice("anomaly", 0, block, len(ANOMALIES) - 1), 0)
+    u = rng.uniform("passing", index, 40)
     nth = torch.arange(_EVENTS, device=index.device)
     total = LENGTHS["surveillance"] / FPS
     at = (nth + 0.2 + 0.4 * u[:, :3]) * (total / _EVENTS)  # (B, 3) seconds
@@ -249,8 +268,8 @@ def _surveillance(dice: Dice, index: Tensor) -> Script:
     hit = bad[:, None] & (nth == which[:, None])
     events = torch.where(hit, anomaly[label][:, None], usual[(u[:, 6:9] * len(usual)).long()])
     walks = torch.full((len(index), _EVENTS + 1), WALK, device=index.device)
-    first = _in_turn(walks, events)  # (B, 7)
-    # The second waits while the first does something, unless it is a fight or the first runs away.
+    first = _alternate(walks, events)  # (B, 7)
+    # The second waits during an event, unless it is a fight or the first runs away.
     second = torch.where(first == FIGHT, FIGHT, STAND)
     second = torch.where((first == WALK) | (first == RUN), WALK, second)
     others = torch.full_like(first, WALK)
@@ -266,9 +285,9 @@ def _surveillance(dice: Dice, index: Tensor) -> Script:
         [0.4 * u[:, 15], 0.4 * u[:, 15] - 0.15, 0.9 + 0.2 * u[:, 16], -0.55 - 0.2 * u[:, 17]], dim=1
     )
     there = torch.stack([torch.ones_like(bad), torch.ones_like(bad), u[:, 18] < 0.8, u[:, 19] < 0.6], dim=1)
-    strangers = [_stranger(dice, index * 8 + i) for i in range(1, _PASSERS)]
-    number = torch.stack([dice.deal("who", 0, index, dice.identities), *strangers], dim=1)
-    script = Script(
+    strangers = [_stranger(rng, index * 8 + i) for i in range(1, _PASSERS)]
+    number = torch.stack([rng.balanced_choice("who", 0, index, rng.identities), *strangers], dim=1)
+    scenario = Scenario(
         number=number,
         outfit=number,
         there=there,
@@ -280,31 +299,33 @@ def _surveillance(dice: Dice, index: Tensor) -> Script:
         vigour=0.92 + 0.16 * u[:, 24:28],
         mirror=u[:, 28:32] < 0.5,
         ground=torch.stack([torch.zeros_like(lanes), lanes], dim=2),
-        worn=u[:, 32:40].view(-1, _PASSERS, len(WORN)) < 0.2,
+        accessories=u[:, 32:40].view(-1, _PASSERS, len(ACCESSORIES)) < 0.2,
         label=label,
-        place=dice.deal("place", 0, block, len(PLACES)),
-        moment=torch.zeros_like(at[:, 0]),
+        background=rng.balanced_choice("place", 0, block, len(BACKGROUNDS)),
+        start_time=torch.zeros_like(at[:, 0]),
     )
-    # The first is near the middle of the picture when something of note happens.
-    moment = at.gather(1, which[:, None])
-    gone = walked(script, cast(dice, script), moment[..., None])[:, 0, 0]
-    script.ground[:, 0, 0] = 1.6 * (u[:, 13] - 0.5) - gone
-    script.ground[:, 1, 0] = script.ground[:, 0, 0] - 0.85 * side[:, 0]
-    script.ground[:, 2:, 0] = 6 * (u[:, 13:15] - 0.5)
-    return script
+    # The first is near the centre of the frame at the chosen event.
+    start_time = at.gather(1, which[:, None])
+    gone = displacement(scenario, people_in(rng, scenario), start_time[..., None])[:, 0, 0]
+    scenario.ground[:, 0, 0] = 1.6 * (u[:, 13] - 0.5) - gone
+    scenario.ground[:, 1, 0] = scenario.ground[:, 0, 0] - 0.85 * side[:, 0]
+    scenario.ground[:, 2:, 0] = 6 * (u[:, 13:15] - 0.5)
+    return scenario
 
 
-def _gait(dice: Dice, index: Tensor) -> Script:
-    number, walk, view = gait_of(index, dice.identities)
-    u = dice.chance("walk", index, 6)
+def _gait(rng: VideoRng, index: Tensor) -> Scenario:
+    number, walk, view = gait_of(index, rng.identities)
+    u = rng.uniform("walk", index, 6)
     heading = torch.tensor(VIEWS, device=index.device, dtype=torch.float64)[view] + 8 * (u[:, 0] - 0.5)
-    worn = torch.tensor(
+    accessories = torch.tensor(
         [[name.startswith(word) for word in ("bg", "cl")] for name in WALKS], device=index.device
     )
     start = torch.full((len(index), 1, 1), -5.0, dtype=torch.float64, device=index.device)
-    return Script(
+    return Scenario(
         number=number[:, None],
-        outfit=torch.where(worn[walk][:, 1], _stranger(dice, index), number)[:, None],  # a coat, and all else
+        outfit=torch.where(accessories[walk][:, 1], _stranger(rng, index), number)[
+            :, None
+        ],  # a coat, and all else
         there=torch.ones_like(number, dtype=torch.bool)[:, None],
         action=torch.full_like(number, WALK)[:, None, None],
         start=start,
@@ -314,26 +335,26 @@ def _gait(dice: Dice, index: Tensor) -> Script:
         vigour=0.97 + 0.06 * u[:, 2:3],
         mirror=u[:, 3:4] < 0.5,
         ground=0.2 * (u[:, 4:6] - 0.5)[:, None],
-        worn=worn[walk][:, None],
+        accessories=accessories[walk][:, None],
         label=torch.full_like(number, WALK),
-        place=dice.deal("place", 0, index, len(PLACES)),
-        moment=torch.zeros(len(index), dtype=torch.float64, device=index.device),
+        background=rng.balanced_choice("place", 0, index, len(BACKGROUNDS)),
+        start_time=torch.zeros(len(index), dtype=torch.float64, device=index.device),
     )
 
 
 def gait_of(index: Tensor, identities: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Who walks, which of WALKS it is, and from which of VIEWS it is seen."""
+    """The person, the index into WALKS and the index into VIEWS of gait videos."""
     number, turn = index.remainder(identities), index.div(identities, rounding_mode="floor")
     walk = turn.remainder(len(WALKS))
     return number, walk, (turn.div(len(WALKS), rounding_mode="floor") + walk).remainder(len(VIEWS))
 
 
-def write_script(dice: Dice, index: Tensor) -> Script:
-    """What the videos of these indices will show."""
-    return _SCRIPTS[dice.kind](dice, index)
+def make_scenario(rng: VideoRng, index: Tensor) -> Scenario:
+    """The scenarios of the videos with these indices."""
+    return _SCENARIOS[rng.kind](rng, index)
 
 
-_SCRIPTS = {
+_SCENARIOS = {
     "clips": _clips,
     "stills": _stills,
     "untrimmed": _untrimmed,
@@ -344,21 +365,21 @@ _SCRIPTS = {
 }
 
 
-def take(persons: People, which: Tensor) -> People:
-    """The people of the videos ``which``, which may name a video more than once."""
+def select_people(persons: People, which: Tensor) -> People:
+    """The people of the videos ``which``, with repetitions."""
     taken = {name: value[which] for name, value in persons._asdict().items() if name != "gait"}
     return People(**taken, gait=Gait(*(value[which] for value in persons.gait)))
 
 
-def current(script: Script, time: Tensor) -> Tensor:
-    """Which of its things to do each person is at: times (B, T) give (B, T, P)."""
-    return ((time[:, :, None, None] >= script.start[:, None]).sum(-1) - 1).clamp_min(0)
+def current_segment(scenario: Scenario, time: Tensor) -> Tensor:
+    """The index of the current action of each person: times (B, T) to (B, T, P)."""
+    return ((time[:, :, None, None] >= scenario.start[:, None]).sum(-1) - 1).clamp_min(0)
 
 
-def walked(script: Script, persons: People, time: Tensor) -> Tensor:
-    """How far right and towards the camera people have come since time 0: times (B, 1, 1) give (B, P, 2)."""
-    speed = speeds(script.action, Gait(*(value[..., None] for value in persons.gait)))  # (B, P, S)
-    begin = script.start.clamp_min(0)
-    spent = (torch.minimum(time, script.stop) - begin).clamp_min(0) * speed
-    turn = script.heading.deg2rad()
+def displacement(scenario: Scenario, persons: People, time: Tensor) -> Tensor:
+    """The displacement of people since time 0, to the right and towards the camera: times (B, 1, 1) to (B, P, 2)."""
+    speed = speeds(scenario.action, Gait(*(value[..., None] for value in persons.gait)))  # (B, P, S)
+    begin = scenario.start.clamp_min(0)
+    spent = (torch.minimum(time, scenario.stop) - begin).clamp_min(0) * speed
+    turn = scenario.heading.deg2rad()
     return torch.stack([(spent * turn.sin()).sum(-1), (spent * turn.cos()).sum(-1)], dim=-1)

@@ -1,7 +1,6 @@
-"""Where the people of the synthetic world are: painted places, things on the floor, and things in the way.
+"""What surrounds the people in synthetic videos: the background image, an item on the floor, and an occluder.
 
-Every video draws a place, one of its palettes, and where its things stand, by chance, whoever is in it and
-whatever they do.
+Background, palette and positions are random, and independent of people and actions.
 """
 
 from __future__ import annotations
@@ -12,45 +11,48 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from veil.data.synthetic.people import View, chance
-from veil.data.synthetic.places import HORIZON, PLACES, Thing
-from veil.data.synthetic.render import TILE, make_shapes, paint, to_pictures, to_tiles
+from veil.data.synthetic.backgrounds import BACKGROUNDS, HORIZON, BackgroundShape
+from veil.data.synthetic.people import View, uniform
+from veil.data.synthetic.render import TILE, make_shapes, rasterize, to_images, to_tiles
 
-REACH = 1.75  # the width of a place, in frames
-_THINGS = ("ball", "box", "bag")
+BACKGROUND_WIDTH = 1.75  # in frames
+_ITEMS = ("ball", "box", "bag")
 _GROUPS = 10
 
 
-class _Table(NamedTuple):
-    """All places side by side; K is the most things that one has."""
+class _BackgroundTable(NamedTuple):
+    """All backgrounds in one table; K is the largest number of shapes of one."""
 
-    numbers: Tensor  # (PLACES, K, 10): a thing's fields but its colour
-    colors: Tensor  # (PLACES, 3, K, 3)
-    base: Tensor  # (PLACES, 3, 4, 3): high, low, far, near
+    numbers: Tensor  # (BACKGROUNDS, K, 10): the fields of a shape but its colour
+    colors: Tensor  # (BACKGROUNDS, 3, K, 3)
+    base: Tensor  # (BACKGROUNDS, 3, 4, 3): high, low, far, near
 
 
 @functools.cache
-def _table(device: torch.device) -> _Table:
-    most = max(len(place.things) for place in PLACES.values())
-    numbers = torch.zeros(len(PLACES), most, len(Thing._fields) - 1, dtype=torch.float64)
-    colors, base = torch.zeros(len(PLACES), 3, most, 3), torch.zeros(len(PLACES), 3, 4, 3)
-    for i, place in enumerate(PLACES.values()):
-        named, things = place.palettes(), place.things
-        numbers[i, : len(things)] = torch.tensor([thing[1:] for thing in things], dtype=torch.float64)
-        colors[i, :, : len(things)] = torch.tensor([named[thing.color] for thing in things]).transpose(0, 1)
+def _background_table(device: torch.device) -> _BackgroundTable:
+    most = max(len(place.shapes) for place in BACKGROUNDS.values())
+    numbers = torch.zeros(len(BACKGROUNDS), most, len(BackgroundShape._fields) - 1, dtype=torch.float64)
+    colors, base = torch.zeros(len(BACKGROUNDS), 3, most, 3), torch.zeros(len(BACKGROUNDS), 3, 4, 3)
+    for i, place in enumerate(BACKGROUNDS.values()):
+        named, flat = place.palettes(), place.shapes
+        numbers[i, : len(flat)] = torch.tensor([shape[1:] for shape in flat], dtype=torch.float64)
+        colors[i, :, : len(flat)] = torch.tensor([named[shape.color] for shape in flat]).transpose(0, 1)
         base[i] = torch.tensor([named[name] for name in ("high", "low", "far", "near")]).transpose(0, 1)
-    return _Table(numbers.to(device), colors.double().to(device), base.to(device))
+    return _BackgroundTable(numbers.to(device), colors.double().to(device), base.to(device))
 
 
-def place_pictures(seed: int, place: Tensor, key: Tensor, size: int) -> Tensor:
-    """Pictures ``(B, 3, height, width)``, wider than a frame, of the places with these numbers."""
-    table = _table(place.device)
-    palette = (chance(seed, "palette", key, 1)[:, 0] * 3).long()
-    shift = 0.3 * (chance(seed, "things", key, _GROUPS) - 0.5)
-    tint = 0.95 + 0.1 * chance(seed, "tint", key, 1)[:, :, None]
+def background_images(seed: int, place: Tensor, key: Tensor, size: int) -> Tensor:
+    """Images ``(B, 3, height, width)``, wider than a frame, of the backgrounds with these numbers."""
+    table = _background_table(place.device)
+    palette = (uniform(seed, "palette", key, 1)[:, 0] * 3).long()
+    shift = 0.3 * (uniform(seed, "things", key, _GROUPS) - 0.5)
+    tint = 0.95 + 0.1 * uniform(seed, "tint", key, 1)[:, :, None]
     x, y, w, h, soft, angle, light, edge, alpha, group = table.numbers[place].unbind(-1)  # (B, K)
     x = x + torch.where(group > 0, shift.gather(1, group.long()), 0.0)
-    width, height = _whole(REACH * size), _whole(1.14 * size) + TILE  # a tile more than is ever looked at
+    width, height = (
+        _whole(BACKGROUND_WIDTH * size),
+        _whole(1.14 * size) + TILE,
+    )  # one tile more than is ever visible
     top = (height - size) / 2
     turn = angle.deg2rad()
     shapes = make_shapes(
@@ -72,30 +74,30 @@ def place_pictures(seed: int, place: Tensor, key: Tensor, size: int) -> Tensor:
     high, low, far, near = table.base[place, palette][:, :, None].unbind(1)  # (B, 1, 3)
     rows = torch.where(floor > 0, far + (near - far) * floor, high + (low - high) * wall)  # (B, height, 3)
     tiles = to_tiles(rows.transpose(1, 2)[..., None].expand(-1, -1, -1, width))
-    paint(tiles, shapes)
-    return to_pictures(tiles)
+    rasterize(tiles, shapes)
+    return to_images(tiles)
 
 
 def _whole(pixels: float) -> int:
     return -(-int(pixels) // TILE) * TILE
 
 
-class Stage(NamedTuple):
-    """What stands among the people; every tensor is ``(B,)``."""
+class SceneObjects(NamedTuple):
+    """The item on the floor and the occluder; every tensor is ``(B,)``."""
 
-    thing: Tensor  # index into _THINGS, -1: none
-    thing_x: Tensor  # metres
-    thing_z: Tensor
+    item: Tensor  # index into _ITEMS, -1: none
+    item_x: Tensor  # metres
+    item_z: Tensor
     occluder: Tensor  # -1: none, 0: a post, 1: a hedge
-    occluder_x: Tensor  # share of the frame
+    occluder_x: Tensor  # fraction of the frame
     shade: Tensor  # (B, 3) colour of both
 
 
-def thing_shapes(stage: Stage, which: Tensor, at: Tensor, view: View) -> Tensor:
-    """What lies on the floor, or is in a hand, at ``at`` (F, 3): shapes ``(F, 6, 15)``."""
-    x, y = view.see(at[:, None, None])
+def item_shapes(objects: SceneObjects, which: Tensor, at: Tensor, view: View) -> Tensor:
+    """The item at ``at`` (F, 3), on the floor or in a hand: shapes ``(F, 6, 15)``."""
+    x, y = view.project(at[:, None, None])
     x, y, scale = x[:, 0], y[:, 0], view.scale[:, :1]  # (F, 1)
-    kind, color = stage.thing[which][:, None], stage.shade[which]
+    kind, color = objects.item[which][:, None], objects.shade[which]
     pale = color + (1 - color) * 0.6
 
     def of(
@@ -107,7 +109,7 @@ def thing_shapes(stage: Stage, which: Tensor, at: Tensor, view: View) -> Tensor:
             long=(w - r) * scale,
             wide=(h - r) * scale,
             radius=r * scale,
-            alpha=(kind == _THINGS.index(name)).double(),
+            alpha=(kind == _ITEMS.index(name)).double(),
             light=0.3,
             color=tone[:, None],
             depth=at[:, None, 2] + nearer,
@@ -123,10 +125,10 @@ def thing_shapes(stage: Stage, which: Tensor, at: Tensor, view: View) -> Tensor:
     ], dim=1)  # fmt: skip
 
 
-def occluder_shapes(stage: Stage, which: Tensor, shift: Tensor, size: int) -> Tensor:
-    """A post or a hedge before everything: shapes ``(F, 4, 15)`` in the frames of videos ``which``."""
-    kind, color = stage.occluder[which][:, None], stage.shade[which]
-    x = (0.5 + stage.occluder_x[which])[:, None] * size - 1.3 * shift[:, :1]
+def occluder_shapes(objects: SceneObjects, which: Tensor, shift: Tensor, size: int) -> Tensor:
+    """A post or a hedge in the foreground: shapes ``(F, 4, 15)`` in the frames of videos ``which``."""
+    kind, color = objects.occluder[which][:, None], objects.shade[which]
+    x = (0.5 + objects.occluder_x[which])[:, None] * size - 1.3 * shift[:, :1]
     y = -1.3 * shift[:, 1:]
 
     def of(number: int, dx: float, cy: float, w: float, h: float, r: float, tone: Tensor) -> Tensor:
