@@ -501,3 +501,40 @@ def test_without_an_interval_a_value_near_chance_is_at_chance():
         )
 
     assert row(0.55, 42).at_chance and not row(0.55, 4200).at_chance and not row(0.95, 42).at_chance
+
+
+def test_what_was_not_measured_is_not_claimed(tmp_path):
+    leaks = tuple(row for row in at_chance().rows if row.role == "leakage")
+    uses = tuple(row for row in at_chance().rows if row.role == "utility")
+    assert "Utility: not measured." in replace(at_chance(), rows=leaks).verdict()
+    assert "Leakage: not measured." in replace(at_chance(), rows=uses).verdict()
+    assert "Keeps" not in html_of([at_chance()], tmp_path)
+
+
+def test_without_an_interval_none_is_shown_and_no_bound_is_given(tmp_path):
+    bare = replace(at_chance(), rows=tuple(replace(row, interval=None, n=4) for row in at_chance().rows))
+    bare = replace(bare, raw=tuple(replace(row, interval=None) for row in RAW))
+    for some in ([bare], [bare, bare]):
+        text = html_of(some, tmp_path)
+        assert "95% intervals" not in text and "is the 95% interval" not in text
+        assert 'class="range"' not in text and "<i style" not in text.split("Part by part")[0]
+    assert "was not measured" in Outline(html_of([bare], tmp_path)).text
+    assert any("no confidence interval" in sentence for sentence in cautions(bare))
+
+
+def test_one_seed_has_no_whiskers_and_the_report_states_it(tmp_path):
+    once = replace(single(), rows=tuple(replace(row, values=(row.value,)) for row in single().rows))
+    assert "one seed, so there are no whiskers" in Outline(html_of([once], tmp_path)).text
+    assert "least to the greatest seed" in Outline(html_of([single()], tmp_path)).text
+
+
+def test_the_title_of_every_plot_is_its_own(tmp_path):
+    """The same targets under two protocols and two metrics."""
+    other = tuple(
+        replace(row, protocol="another protocol", metric="F1") for row in single().rows if row.role != "bias"
+    )
+    two = replace(single(), rows=(*single().rows, *other), raw=(*RAW, *other))
+    text = html_of([two], tmp_path)
+    titles = re.findall(r'<title id="plot-\d+">(.*?)</title>', text)
+    headings = re.findall(r"<figure><h3>(.*?)</h3>", text)
+    assert len(titles) == len(set(titles)) == len(headings) == len(set(headings)) > 4

@@ -28,6 +28,8 @@ from veil.methods import make
 from veil.nn import image, video
 from veil.training.fit import torch_device
 
+BY_DEFINITION = "1 by definition: the probes are the people who are recognised in raw video"
+
 
 def audit_methods(
     methods: Sequence[str],
@@ -116,9 +118,7 @@ def audit_videos(
         params={},
         data=f"{len(comparison.pairs)} videos, {comparison.frames} frames; gallery: {', '.join(comparison.names)}",
         rows=tuple(rows),
-        raw=tuple(
-            replace(row, values=(1.0,), interval=None, notes=()) for row in rows
-        ),  # it defines the probes
+        raw=tuple(replace(row, values=(1.0,), interval=None, notes=(BY_DEFINITION,)) for row in rows),
         settings={"every": comparison.every, "threshold": comparison.threshold},
         untested=(
             "Utility: the videos have no labels.",

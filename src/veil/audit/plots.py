@@ -84,7 +84,7 @@ def _drawn(plot: TradeOffPlot) -> str:
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
-    settings: dict[str, Any] = {
+    settings: Any = {
         "svg.hashsalt": "veil",
         "svg.fonttype": "none",
         "font.size": 12,
@@ -203,7 +203,7 @@ def _corners(plot: TradeOffPlot) -> list[PlotPoint]:
     found = [PlotPoint(name, x, y, (x, x), (y, y), "corner") for name, x, y in places]
     if any(point.kind == "raw" for point in plot.points):
         return found
-    return [*found, PlotPoint("raw", raw_use, raw_leak, (raw_use,) * 2, (raw_leak,) * 2, "raw")]
+    return [*found, PlotPoint("raw", raw_use, raw_leak, (raw_use, raw_use), (raw_leak, raw_leak), "raw")]
 
 
 def _front(plot: TradeOffPlot) -> list[tuple[float, float]]:

@@ -178,9 +178,9 @@ class Result:
             )
         else:
             conclusion = "No attacker of this audit did better than chance."
-        private = f"Leakage: {'; '.join(leakage)}." if leakage else ""
-        kept = f"Utility: {'; '.join(utility)}." if utility else ""
-        return " ".join(part for part in (conclusion, private, kept) if part)
+        private = f"Leakage: {'; '.join(leakage) or 'not measured'}."
+        kept = f"Utility: {'; '.join(utility) or 'not measured'}."
+        return f"{conclusion} {private} {kept}"
 
     def _utility(self, row: Row) -> str:
         raw = self.raw_of(row)

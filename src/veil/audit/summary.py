@@ -143,12 +143,13 @@ def word(result: Result) -> str:
 
 
 def ceiling(result: Result, row: Row) -> float:
-    """The share of raw's leakage that cannot be ruled out: by the upper end of the interval."""
+    """The share of raw's leakage that cannot be ruled out, by the upper end of the interval; nan without one."""
     raw = result.raw_of(row)
     if raw is None or not raw.value > row.chance or math.isnan(row.value):
         return math.nan
-    high = row.interval[1] if row.interval else row.spread[1]
-    return (high - row.chance) / (raw.value - row.chance)
+    if row.interval is None:  # seeds alone do not bound it
+        return math.nan
+    return (row.interval[1] - row.chance) / (raw.value - row.chance)
 
 
 def underfitted(row: Row) -> bool:
@@ -186,6 +187,10 @@ def cautions(result: Result) -> list[str]:
         if trained and all(map(underfitted, trained)):
             sentences.append(
                 f"The attackers on {target} did not fit their own training videos: they are underfitted."
+            )
+        if worst.interval is None:
+            sentences.append(
+                f"The test of {target} has no confidence interval (n {worst.n}): how much may be left was not measured."
             )
         if (most := ceiling(result, worst)) > WIDE:
             sentences.append(
