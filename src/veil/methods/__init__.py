@@ -30,7 +30,7 @@ DEFAULT = "selective"
 
 
 class Parameter(NamedTuple):
-    """One parameter of a method, as its type tells it."""
+    """One parameter of a method, from its type annotation."""
 
     name: str
     type: str
@@ -41,7 +41,7 @@ class Parameter(NamedTuple):
 def make(spec: str = DEFAULT, **more: Any) -> Anonymizer:
     """The anonymizer that ``NAME``, ``NAME:preset`` or ``NAME:key=value,…`` names; `more` overrides its parameters.
 
-    The folder of a run that `veil train` made names the anonymizer that it has learned, and so does a file of `veil export`.
+    The run folder of `veil train` and the file of `veil export` are specs as well.
 
     >>> make("blur:weak").params()["kernel"]
     13
@@ -51,15 +51,21 @@ def make(spec: str = DEFAULT, **more: Any) -> Anonymizer:
     name, _, rest = spec.partition(":")
     if name and name not in ANONYMIZERS and Path(spec).is_dir():
         if named := [key for key, value in more.items() if value is not None]:
-            raise VeilError(f"the run {spec} has nothing to set, but {named[0]} is given: leave it out.")
+            raise VeilError(
+                f"the run {spec} has no parameters, but {named[0]} is given: remove it.", code="no-parameters"
+            )
         return load(spec)
     if name not in ANONYMIZERS and spec.lower().endswith(".onnx"):
         if named := [key for key, value in more.items() if value is not None]:
-            raise VeilError(f"the model {spec} has nothing to set, but {named[0]} is given: leave it out.")
+            raise VeilError(
+                f"the model {spec} has no parameters, but {named[0]} is given: remove it.",
+                code="no-parameters",
+            )
         return exported.load(spec)
     if name not in ANONYMIZERS:
         raise VeilError(
-            f"there is no method '{name}'{nearest(name, ANONYMIZERS)}; `veil list` shows them all."
+            f"there is no method '{name}'{nearest(name, ANONYMIZERS)}; `veil list` shows them all.",
+            code="method-unknown",
         )
     kind = ANONYMIZERS[name]
     known = [parameter.name for parameter in parameters(kind)]
@@ -71,20 +77,25 @@ def make(spec: str = DEFAULT, **more: Any) -> Anonymizer:
             if key not in presets:
                 choice = f"its presets are {', '.join(presets)}" if presets else "it has no presets"
                 raise VeilError(
-                    f"method '{name}' has no preset '{key}' ({choice}): write key=value to set a parameter."
+                    f"method '{name}' has no preset '{key}' ({choice}): write key=value to set a parameter.",
+                    code="preset-unknown",
                 )
             given |= presets[key]
         elif key in known:
             given[key] = value
         else:
             raise VeilError(
-                f"method '{name}' has no parameter '{key}'{nearest(key, known)}; it has {', '.join(known)}."
+                f"method '{name}' has no parameter '{key}'{nearest(key, known)}; it has {', '.join(known)}.",
+                code="parameter-unknown",
             )
     for key, value in more.items():
         if value is None:
             continue
         if key not in known:
-            raise VeilError(f"method '{name}' has no parameter '{key}'; it has {', '.join(known)}.")
+            raise VeilError(
+                f"method '{name}' has no parameter '{key}'; it has {', '.join(known)}.",
+                code="parameter-unknown",
+            )
         given[key] = value
     try:
         return kind(**given)
@@ -92,11 +103,11 @@ def make(spec: str = DEFAULT, **more: Any) -> Anonymizer:
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
         where = f"{first['loc'][0]}={first['input']} " if first["loc"] else ""
-        raise VeilError(f"method '{name}': {where}{message}.") from error
+        raise VeilError(f"method '{name}': {where}{message}.", code="parameter-invalid") from error
 
 
 def load(run: str | Path) -> Anonymizer:
-    """The anonymizer that a run of `veil train` has learned; its folder is named."""
+    """The anonymizer in the run folder of `veil train`."""
     with extras_required():  # torch, which filters do without
         from veil.methods.learned import load as loaded
 

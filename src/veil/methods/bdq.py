@@ -3,14 +3,14 @@ Difference Quantization", arXiv 2208.02459). Written from a description; the pap
 
 With g a Gaussian of 5×5 pixels and standard deviation σ, n bits, N = 2^n − 1, and thresholds b_1 ≤ … ≤ b_N in [0, N]:
 
-    u_t = g * x_t                                  blur: edges go
-    d_t = u_t − u_{t−1},  d_0 = 0                  difference: what stands still goes
+    u_t = g * x_t                                  blur: removes edges
+    d_t = u_t − u_{t−1},  d_0 = 0                  difference: removes static content
     y   = N (d − min d) / (max d − min d)          over the clip, each by itself
     q   = Σ_i sigmoid(h (y − b_i))                 quantisation: N soft steps of hardness h; true steps in eval()
     out = q / N
 
 Learned are the thresholds, which begin at ½, 1½, …, and σ, which begins at 3: sixteen numbers, the same
-in every place. What is still is one level of grey; which one depends on what else moves in the clip.
+in every place. Static pixels have one level of grey, which depends on the motion in the rest of the clip.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ LEAST = 1 / 255  # of the differences' range
 
 
 class BDQ(nn.Module):
-    """Clips ``(B, 3, T, H, W)`` in [0, 1] to what moves in them, in 2^bits levels; same shape and range, any size.
+    """Clips ``(B, 3, T, H, W)`` in [0, 1] to their motion, in 2^bits levels; same shape and range, any size.
 
-    `kernel` is the blur's width in pixels, `time` its length in frames, `spread` the σ it begins with, and `sigma` says
-    whether that is learned. `steps` are those of eval(): ``hard``, which have no gradient, or ``soft`` as in train().
+    `kernel` is the blur's width in pixels, `time` its length in frames, `spread` the initial σ, and `sigma` states
+    whether σ is learned. `steps` are those of eval(): ``hard``, which have no gradient, or ``soft`` as in train().
     """
 
     past: int = 1  # frames before a frame that it depends on
@@ -91,7 +91,7 @@ class BDQ(nn.Module):
         self.thresholds = nn.Parameter(torch.arange(self.top) + 0.5)  # (2^bits - 1,)
 
     def forward(self, clip: Tensor) -> Tensor:
-        """What moved, in levels from 0 to 1."""
+        """The motion, in levels from 0 to 1."""
         if clip.ndim != 5 or clip.shape[1] != 3:
             raise ValueError(f"a clip is (B, 3, T, H, W), got {tuple(clip.shape)}")
         # In full precision whatever the others have: bf16 would round away the differences that are all there is.

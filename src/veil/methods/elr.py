@@ -2,7 +2,7 @@
 Recognition from Extreme Low Resolution", arXiv 1604.03196; 2018, arXiv 1708.00999). Written from a description; the
 papers' text was not at hand.
 
-Super-resolution makes one sharp picture of many coarse ones that differ by less than a pixel. The inverse makes of one
+Super-resolution makes one sharp image from many coarse ones that differ by less than a pixel. The inverse makes of one
 sharp video x many coarse ones, each by its own motion F_k, so that a network can learn from all of them:
 
     y_k = D_s F_k (g * x)                               g: Gaussian; D_s: means over s×s pixels
@@ -11,7 +11,7 @@ sharp video x many coarse ones, each by its own motion F_k, so that a network ca
 
 Which motions help is learned: of a pool of random ones, those are chosen one after another that together score best
 on validation data (`choose`). One video should leave the house in one version only: several of them, put together,
-are what super-resolution asks for.
+are the input of super-resolution.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ POOL, COUNT = 64, 8
 
 
 def transforms(count: int = POOL, seed: int = 0) -> Tensor:
-    """The pool ``(count, 4)``: shift to the right and down in coarse pixels, scale, turn in radians; number 0 does nothing.
+    """The pool ``(count, 4)``: shift to the right and down in coarse pixels, scale, rotation in radians; number 0 is the identity.
 
     A longer pool of the same seed begins with the shorter one.
     """
-    drawn = torch.rand(count, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.double)
-    drawn = (2 * drawn - 1) * torch.tensor([SHIFT, SHIFT, SCALE, TURN])
-    drawn[:1] = 0
-    drawn[:, 2] += 1
-    return drawn.float()
+    sampled = torch.rand(count, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.double)
+    sampled = (2 * sampled - 1) * torch.tensor([SHIFT, SHIFT, SCALE, TURN])
+    sampled[:1] = 0
+    sampled[:, 2] += 1
+    return sampled.float()
 
 
 class LowResolution(nn.Module):
@@ -90,7 +90,7 @@ class LowResolution(nn.Module):
     def forward(self, clip: Tensor, which: Tensor | None = None) -> Tensor:
         """Each clip by the transform at its place of `which` ``(B,)`` among the chosen ones.
 
-        By default drawn for each clip in train(), and the first one in eval().
+        By default sampled for each clip in train(), and the first one in eval().
         """
         if clip.ndim != 5 or clip.shape[1] != 3:
             raise ValueError(f"a clip is (B, 3, T, H, W), got {tuple(clip.shape)}")
@@ -151,13 +151,13 @@ def _blurred(images: Tensor, sigma: float) -> Tensor:
 def choose(score: Callable[[list[int]], float], pool: int = POOL, count: int = COUNT) -> list[int]:
     """The `count` transforms of a pool that score best together, each the best one beside those before it.
 
-    `score` is asked once for every set that is tried, pool − i of them for the i-th choice; of equals the first is
-    taken. It must be measured on validation data: what is chosen on the test set says nothing about it.
+    `score` is called once for every set that is tried, pool − i of them for the i-th choice; of equals the first is
+    taken. It must be measured on validation data: transforms chosen on the test set would bias its score.
 
     >>> choose(lambda numbers: -abs(sum(numbers) - 7), pool=6, count=2)
     [5, 2]
     """
-    # Paper: by a Markov chain or by entropy. Here: greedily, because the description says no more and nothing is drawn.
+    # Paper: by a Markov chain or by entropy. Here: greedily, because the description states no more and greedy choice is deterministic.
     if not 1 <= count <= pool:
         raise VeilError(
             f"{count} of {pool} transforms cannot be chosen: change the count.", code="too-many-transforms"

@@ -116,7 +116,7 @@ class TokenSelection(nn.Module):
         x = self.patch_embed["proj"](2 * clip - 1) + self._places(grid)  # (B, dim, T/2, H/16, W/16)
         x = x.flatten(3).permute(0, 2, 3, 1)  # (B, frames, n, dim)
         keep = torch.ones_like(x[..., 0])  # (B, frames, n)
-        # In eval() as many are kept in every frame, so the others are taken out for good, and `at` says which are left.
+        # In eval() as many are kept in every frame, so the others are removed for good, and `at` holds the places of those left.
         at = torch.arange(x.shape[2], device=x.device).expand(keep.shape)
         total, masks = int(x.shape[2]), []  # a number also where it is traced
         for depth, block in enumerate(self.blocks):
@@ -238,7 +238,7 @@ def _sampled(logits: Tensor) -> Tensor:
 
 def _best(scores: Tensor, count: int) -> Tensor:
     """Where the `count` highest of the last axis are, in order of place; of equals the first."""
-    if torch.onnx.is_in_onnx_export():  # which knows no stable sort, but whose TopK takes the first of equals
+    if torch.onnx.is_in_onnx_export():  # which has no stable sort, but whose TopK takes the first of equals
         return scores.topk(count, dim=-1).indices.sort(-1).values
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count].sort(-1).values
 
