@@ -8,9 +8,13 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import clips
+from veil.core import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 SAME = {"opencv-python-headless": "opencv-python"}  # both hold cv2; either may be installed where tests run
@@ -76,22 +80,24 @@ def test_help_list_and_doctor(base):
         assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_demo_and_anonymize(base, tmp_path):
+@pytest.mark.slow
+def test_demo(base, tmp_path):
     result = veil(base, "demo", "-o", tmp_path)
-    assert result.returncode == 0, result.stderr
-    for method in ("blacken", "prototypes"):
-        result = veil(
-            base,
-            "anonymize",
-            tmp_path / "sample.mp4",
-            "-o",
-            tmp_path / "out.mp4",
-            "--method",
-            method,
-            "--overwrite",
-        )
-        assert result.returncode == 0, result.stderr
-    assert (tmp_path / "out.mp4").stat().st_size
+    assert result.returncode == 0 and (tmp_path / "anonymized.mp4").stat().st_size, result.stderr
+
+
+@pytest.mark.parametrize("method", ["selective", "blacken", "prototypes"])
+def test_anonymize(base, tmp_path, method):
+    video = clips.video(tmp_path / "in.mp4", [np.full((48, 64, 3), level, np.uint8) for level in range(4)])
+    result = veil(base, "anonymize", video, "-o", tmp_path / "out.mp4", "--method", method)
+    assert result.returncode == 0 and (tmp_path / "out.mp4").stat().st_size, result.stderr
+
+
+def test_every_package_of_the_extra_learn_has_its_sentence():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    modules = {"scikit-learn": "sklearn"}
+    names = [canonicalize_name(Requirement(text).name) for text in extras["learn"]]
+    assert {modules.get(name, name) for name in names} == {*EXTRAS["learn"]}
 
 
 @pytest.mark.parametrize(
