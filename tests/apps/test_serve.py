@@ -493,7 +493,6 @@ def test_requests_that_are_refused(app, tmp_path):
     for path in (
         "/docs",
         "/openapi.json",
-        "/gradio_api/upload",
         "/config",
         "/jobs/../../etc/passwd",
         "/app.py",
