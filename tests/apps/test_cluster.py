@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from test_batch import CHEAP, CHEAP_FLAGS, Killer, archive, check, lines
 
+from batches import CHEAP, CHEAP_FLAGS, Killer, archive, check, lines
 from clips import pictures, video
 from conftest import veil
 from errors import refuses

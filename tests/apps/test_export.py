@@ -13,11 +13,11 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 from safetensors.torch import save_file
-from test_learned import RECIPES, whole
 
 import clips
 from conftest import veil
 from errors import refuses
+from small_runs import RECIPES, whole
 from veil.apps.demo import sample
 from veil.apps.export import write
 from veil.apps.export.adapters import ExportableAdapter

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from data import layouts
+import layouts
 from recipe_files import FILES, PAPER, WatchedFit, command, short
 from tiny import Tiny
 from veil import methods

@@ -9,31 +9,14 @@ import torch
 from safetensors.torch import save_file
 
 import clips
+from small_runs import RECIPES, whole
 from veil.apps.demo import sample
 from veil.apps.train import train
 from veil.cli import main
-from veil.core import Anonymizer, VeilError
+from veil.core import VeilError
 from veil.methods import learned, load, make
 from veil.methods.learned import Learned
 
-DATA = (
-    "[data]\nsize = 32\nlength = {length}\nskip = 2\nbatch = 2\nimage_pairs = 2\noptions = {{ count = 60 }}\n"
-)
-UTILITY = '[utility]\nnetwork = "small3d"\n'
-STEPS = "[schedule]\nreconstruction_steps = 1\nwarmup_steps = 1\nadversarial_steps = 2\n"
-ADVERSARIAL = UTILITY + '[budget]\nnetworks = ["small2d"]\n' + STEPS
-RECIPES = {
-    "frames": 'method = "spact"\n[anonymizer]\nwidth = 4\n' + ADVERSARIAL + DATA.format(length=4),
-    "difference": 'method = "bdq"\n' + ADVERSARIAL + DATA.format(length=4),
-    "blocks": 'method = "stprivacy"\n[anonymizer]\ndim = 12\ndepth = 2\nstages = [1]\nratios = [0.5]\n'
-    + ADVERSARIAL
-    + DATA.format(length=16),
-    "ahead": 'method = "prototypes"\n[anonymizer]\nwidth = 8\n[schedule]\nsteps = 4\n'
-    + DATA.format(length=16),
-    "coarse": 'method = "elr"\n[anonymizer]\npool = 3\ncount = 2\nfactor = 4\n[schedule]\nsteps = 2\n'
-    + UTILITY
-    + DATA.format(length=4),
-}
 pytestmark = pytest.mark.usefixtures("drawn_once")
 
 
@@ -49,13 +32,6 @@ def runs(tmp_path_factory, drawn_once) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def frames() -> np.ndarray:
     return sample(length=41, size=(96, 72))
-
-
-def whole(anonymizer: Anonymizer, frames: np.ndarray, *lengths: int) -> np.ndarray:
-    ends = np.cumsum(lengths or [len(frames)])
-    assert ends[-1] == len(frames)
-    windows = [frames[end - length : end] for end, length in zip(ends, lengths or [len(frames)], strict=True)]
-    return np.concatenate([veiled.frames for veiled in anonymizer.stream(windows)])
 
 
 @pytest.mark.parametrize("name", RECIPES)

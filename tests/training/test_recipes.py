@@ -18,7 +18,7 @@ import scipy.io
 import torch
 from PIL import Image
 
-from data import layouts
+import layouts
 from veil import methods
 from veil.apps import train as training
 from veil.data import DATASETS

@@ -24,7 +24,7 @@ from PIL import Image
 from veil.media.sinks import open_sink
 from veil.media.video import FrameTime, VideoInfo
 
-SHARED = Path(__file__).parents[2].parent / "shared"
+SHARED = Path(__file__).parents[1].parent / "shared"
 HMDB_NAME = "Film{film}_{action}_u_nm_np1_ba_goo_{number}"
 
 
