@@ -4,12 +4,12 @@ import dataclasses
 from collections import Counter
 from pathlib import Path
 
-import layouts
 import numpy as np
 import pytest
-from layouts import SHARED
 
+import layouts
 from errors import refuses
+from layouts import SHARED
 from veil.data import Dataset, attributes
 from veil.data.labels import read_lines, read_pickle
 

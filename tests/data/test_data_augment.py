@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from layouts import pictures
 from torch import Generator, Tensor
 from torchvision.transforms.v2 import functional
 
 from errors import refuses
+from layouts import pictures
 from veil.data.augment import PRESETS, Augmentation, RandomChange
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -3,11 +3,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import layouts
 import numpy as np
 import pytest
-from layouts import SHARED
 
+import layouts
+from layouts import SHARED
 from veil.data import synthetic
 from veil.data.check import PUBLISHED, SHOWN, DatasetCheck, check, contact_sheet
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from pathlib import Path
 
-import layouts
 import pytest
-from layouts import SHARED
 
+import layouts
 from errors import refuses
+from layouts import SHARED
 from veil import data
 from veil.core import VeilError
 from veil.data import Dataset, gait, recorded_actions, web_actions

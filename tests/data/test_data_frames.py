@@ -4,10 +4,10 @@ import os
 import zipfile
 from pathlib import Path
 
-import layouts
 import numpy as np
 import pytest
 
+import layouts
 from errors import refuses
 from veil.core import VeilError
 from veil.data import Dataset, Sample

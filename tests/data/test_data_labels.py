@@ -5,10 +5,10 @@ import pickle
 from collections import OrderedDict
 from pathlib import Path
 
-import layouts
 import numpy as np
 import pytest
 
+import layouts
 from errors import refuses
 from veil.core import VeilError
 from veil.data.labels import read_json, read_lines, read_pickle, read_table

@@ -3,12 +3,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import layouts
 import numpy as np
 import pytest
-from layouts import SHARED
 
+import layouts
 from errors import refuses
+from layouts import SHARED
 from veil.data import Dataset, Segment, untrimmed
 from veil.data.labels import read_json, read_lines
 
