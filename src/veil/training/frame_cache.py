@@ -114,8 +114,11 @@ def _stored(videos: Iterable[Frames], device: torch.device) -> tuple[Tensor, lis
 def _move_to_disk(parts: list[Frames], file: IO[bytes] | None) -> IO[bytes]:
     """Append the parts to a file without a name, which disappears with the process, and free their memory."""
     folder = cache_folder("frames")
-    advice = "set XDG_CACHE_HOME to a folder on a larger disk, or lower data.max_frames or data.size"
-    with io_errors(f"the frame cache {folder}", "written", advice=advice, code="frame-cache-full"):
+    advice = (
+        "these frames do not fit into memory, so name a folder on a larger disk by XDG_CACHE_HOME, or lower "
+        "data.max_frames or data.size"
+    )
+    with io_errors(folder, "written", advice=advice, code="frame-cache-full"):
         if file is None:
             folder.mkdir(parents=True, exist_ok=True)
             file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
