@@ -1,4 +1,4 @@
-"""The audit itself: what is asked of whom, what is kept, and what is refused."""
+"""The runner of an audit: what is measured by which evaluator, and what is refused."""
 
 import json
 from dataclasses import replace
@@ -10,13 +10,15 @@ import torch
 from safetensors.torch import save_file
 
 from errors import refuses
-from veil.audit import command, report
+from veil.audit import command, evaluators, report
 from veil.audit.audit_data import AuditData
+from veil.audit.evaluator import Evaluator, MethodVideos
+from veil.audit.experiment import Anonymize, ExperimentData, SplitVideos
 from veil.audit.novelty import not_novel
 from veil.audit.recognition import RecognizerSpec, TrainingBudget
 from veil.audit.recognizer_training import RecognizerBatches, train_recognizer
 from veil.audit.reconstruction import ReconstructionBudget
-from veil.audit.result import UNDERFITTED_NOTE
+from veil.audit.result import UNDERFITTED_NOTE, Row
 from veil.audit.runner import run_audit
 from veil.audit.suites import SUITES, Suite
 from veil.audit.videos import anonymized, gather, round_trip
@@ -63,7 +65,8 @@ def alone(monkeypatch, tmp_path):
     torch.set_num_threads(threads)
 
 
-def test_every_question_is_put_to_raw_adapted_restoring_and_encoded(world):
+@pytest.mark.slow
+def test_every_evaluator_measures_every_target(world):
     (result,) = run_audit({"blur": make("blur:region=frame")}, AuditData(world), TINY)
     asked = {(row.role, row.target, row.by, row.knowledge, row.encoding) for row in result.rows}
     assert ("utility", "action", "small3d on clips", "adaptive", "8-bit") in asked
@@ -88,6 +91,25 @@ def test_every_question_is_put_to_raw_adapted_restoring_and_encoded(world):
     assert np.array_equal(
         picture.anonymized, anonymized(make("blur:region=frame"), world.frames(test[0]))[10]
     )
+
+
+def test_a_question_is_added_by_one_line_in_the_list(world, monkeypatch):
+    """An evaluator of flipped video: the runner is not edited."""
+
+    def prepare(videos: MethodVideos) -> SplitVideos:
+        return {split: replace(part, frames=part.frames.flip(3)) for split, part in videos.anonymized.items()}
+
+    def evaluate(anonymize: Anonymize, data: ExperimentData) -> list[Row]:
+        rows = data.rows(data.on_raw, anonymize, "oblivious")
+        return [replace(row, protocol="flipped") for row in rows]
+
+    flipped = Evaluator("flipped", prepare, evaluate)
+    monkeypatch.setattr(evaluators, "EVALUATORS", (*evaluators.EVALUATORS, flipped))
+    suite = replace(TINY, seeds=1, knowledge=("oblivious",), encodings=("8-bit",))
+    (result,) = run_audit({"down": make("downsample")}, AuditData(world), suite)
+    asked = {row.key[1:4] for row in result.rows if row.protocol == "flipped"}
+    plain = {row.key[1:4] for row in result.rows if row.protocol != "flipped"}
+    assert {(target, by) for target, _, by in asked} == {(target, by) for target, _, by in plain}
 
 
 def test_adding_a_method_costs_one_method(world, tmp_path, monkeypatch):
@@ -118,7 +140,7 @@ def test_adding_a_method_costs_one_method(world, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_is_solved_is_put_to_the_same_questions_and_kept(world, tmp_path, monkeypatch):
+def test_a_kernel_is_evaluated_alike_and_cached(world, tmp_path, monkeypatch):
     attackers = tuple(RecognizerSpec("kernel", sees) for sees in ("frames", "clips", "motion"))
     suite = replace(TINY, seeds=1, utility=(), attackers=attackers, frames_only=("attributes",))
     method = {"blur": make("blur:region=frame")}
@@ -176,7 +198,7 @@ def test_gait_is_retrieved(world):
     assert found == {"rank-1", "rank-1, identical view excluded"}
 
 
-def test_strangers_are_retrieved_and_never_named():
+def test_unseen_identities_are_retrieved_and_never_classified():
     """People who are in no training video, as in CASIA-B: the gallery is among the test videos."""
     rng = np.random.default_rng(0)
     looks = rng.integers(0, 256, (12, 1, 32, 32, 3))
@@ -246,7 +268,7 @@ def test_batches_are_functions_of_their_number(world):
     assert torch.bincount(seen).tolist() == [2] * len(videos)
 
 
-def test_a_recognizer_learns_and_says_when_it_did_not(world):
+def test_a_recognizer_that_did_not_fit_is_underfitted(world):
     videos = gather(world, None, size=32, frames=4)
     train, val = videos.split("train"), videos.split("val")
     few = train_recognizer(
@@ -362,7 +384,7 @@ def trained(folder: Path, **labels: list[str]) -> Path:
     return folder
 
 
-def test_the_page_says_what_a_run_was_trained_with(world, tmp_path):
+def test_the_report_states_what_a_run_was_trained_with(world, tmp_path):
     suite = replace(TINY, seeds=1, attackers=(), knowledge=("adaptive",), encodings=("8-bit",))
     run = trained(tmp_path / "run", actions=["walk", "run"], attributes=["female"])
     asked = AuditData(world, actions=("run", "wave"), attributes=("tall", "heavy", "tattoo"))
@@ -390,6 +412,7 @@ def test_novel_is_what_a_run_was_not_trained_with(world, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_report(tmp_path, monkeypatch):
     monkeypatch.setitem(
         SUITES, "quick", replace(TINY, seeds=1, encodings=("8-bit",), knowledge=("oblivious", "adaptive"))

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from veil.audit import evaluators
 from veil.audit.audit_data import SPLITS, AuditData, are_stills, limited
 from veil.audit.cache import AuditCache
 from veil.audit.evaluator import MethodVideos
-from veil.audit.evaluators import EVALUATORS
 from veil.audit.experiment import Experiment, SplitVideos, merge_seeds
 from veil.audit.novelty import not_novel, trained_labels
 from veil.audit.provenance import (
@@ -184,7 +184,7 @@ class _Runner:
             lambda encoding: self._gather(f"{name}: through {encoding}", dataset, anonymizer, encoding),
             lambda message: self.progress(0, 1, f"{name}: {message} ({dataset})"),
         )
-        prepared = {evaluator.name: evaluator.prepare(videos) for evaluator in EVALUATORS}
+        prepared = {evaluator.name: evaluator.prepare(videos) for evaluator in evaluators.EVALUATORS}
         used = {key: value for key, value in prepared.items() if value is not None}
         return PreparedVideos(raw, videos.anonymized, used)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from veil.audit.evaluators import EVALUATORS
+from veil.audit import evaluators
 from veil.audit.experiment import Experiment, ExperimentData, SplitVideos
 from veil.audit.result import Row
 from veil.core import VeilError
@@ -39,7 +39,7 @@ def run_experiment(experiment: Experiment, videos: PreparedVideos) -> Measured:
     data = ExperimentData(experiment, videos.raw)
     raw = data.rows(data.on_raw, videos.raw.__getitem__, "adaptive")
     rows: list[Row] = []
-    for evaluator in EVALUATORS:
+    for evaluator in evaluators.EVALUATORS:
         if (prepared := videos.prepared.get(evaluator.name)) is not None:
             rows += evaluator.evaluate(prepared.__getitem__, data)
     return Measured(raw, rows)
