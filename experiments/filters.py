@@ -52,7 +52,7 @@ from veil.data.frames import square
 from veil.methods import ANONYMIZERS, make
 from veil.methods.filters import Filter
 from veil.people import parts as part_network
-from veil.people.parts import Parts, looked_at
+from veil.people.parts import Parts, network_input
 
 SIZE = 112
 METHODS = {
@@ -188,7 +188,7 @@ def answer(root: Path, weights: Path, path: Path, device: str) -> None:
                 seen |= {zlib.crc32(image.tobytes()): image for image in small.frames(sample)}
     images, answers = list(seen), []
     for first in range(0, len(images), 256):
-        batch = np.concatenate([looked_at(seen[image]) for image in images[first : first + 256]])
+        batch = np.concatenate([network_input(seen[image]) for image in images[first : first + 256]])
         with torch.inference_mode():
             likely = net.coarse(torch.from_numpy(batch).to(device)).float().softmax(1)
         answers.append(likely.mul(255).round().byte().cpu().numpy())

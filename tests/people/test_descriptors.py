@@ -83,7 +83,7 @@ def test_lite0_is_the_encoder_of_the_part_network(published, model):
     net.load_state_dict(encoder_weights(published), strict=False)
     lite0 = Lite0(model)
     image = noise(225, 257)
-    assert lite0.looked(225, 257) == (225, 257)
+    assert lite0.input_size(225, 257) == (225, 257)
     x = net.stem((torch.from_numpy(image).permute(2, 0, 1)[None].float() - 127) / 128)
     for block in net.blocks[: TAPS[2] + 1]:
         x = block(x)
@@ -115,16 +115,16 @@ def test_any_image_has_unit_vectors(model, shape, stride):
     image = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
     before = image.copy()
     found = lite0(image)
-    assert found.shape == (*(1 + (side - 1) // stride for side in lite0.looked(*shape)), 112)
+    assert found.shape == (*(1 + (side - 1) // stride for side in lite0.input_size(*shape)), 112)
     assert np.allclose(np.linalg.norm(found, axis=-1), 1, atol=1e-5) and (image == before).all()
     assert (lite0(image) == found).all()
-    assert max(lite0.looked(*shape)) <= 4 * 64 + 1
+    assert max(lite0.input_size(*shape)) <= 4 * 64 + 1
 
 
 @pytest.mark.parametrize("stride", [16, 8])
 def test_cells_and_pixels(model, stride):
     lite0 = Lite0(model, stride)
-    rows, columns = (1 + (side - 1) // stride for side in lite0.looked(360, 500))
+    rows, columns = (1 + (side - 1) // stride for side in lite0.input_size(360, 500))
     for row in range(rows):
         for column in range(columns):
             assert cell(lite0, pixel(lite0, row, column, 360, 500), 360, 500) == (row, column)
@@ -139,7 +139,7 @@ class Placed:
     def __init__(self, stride: int, offset: float) -> None:
         self.stride, self.offset = stride, offset
 
-    def looked(self, height: int, width: int) -> tuple[int, int]:
+    def input_size(self, height: int, width: int) -> tuple[int, int]:
         return 32, 48
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
@@ -231,7 +231,7 @@ def moved(image: np.ndarray, shift: tuple[float, float], degrees: float) -> tupl
 def misses(found: Descriptor, image: np.ndarray, points, shift, degrees) -> np.ndarray:
     """How far from where it went each point is found again, in patches."""
     height, width = image.shape[:2]
-    patch = found.stride * height / found.looked(height, width)[0]
+    patch = found.stride * height / found.input_size(height, width)[0]
     after, matrix = moved(image, shift, degrees)
     before, after = found(image), found(after)
     far = []
@@ -288,7 +288,7 @@ def test_keys_are_those_that_a_hook_catches(name, tmp_path):
     caught = []
     attention = keys.network.blocks[-1].attn
     handle = attention.qkv.register_forward_hook(lambda _, __, answer: caught.append(answer))
-    image = noise(*keys.looked(112, 112))
+    image = noise(*keys.input_size(112, 112))
     pixels = (image / 255 - np.array([0.485, 0.456, 0.406])) / np.array([0.229, 0.224, 0.225])
     with torch.no_grad():
         keys.network.forward_features(torch.from_numpy(pixels).permute(2, 0, 1)[None].float())

@@ -23,11 +23,11 @@ class Colours:
 
     name, dim, stride, offset, fingerprint = "colours", 3, 8, 4.0, "0123456789abcdef"
 
-    def looked(self, height: int, width: int) -> tuple[int, int]:
+    def input_size(self, height: int, width: int) -> tuple[int, int]:
         return max(8, height // 8 * 8), max(8, width // 8 * 8)
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
-        height, width = self.looked(*image.shape[:2])
+        height, width = self.input_size(*image.shape[:2])
         small = PIL.Image.fromarray(image).resize((width // 8, height // 8), PIL.Image.Resampling.BOX)
         values = np.asarray(small, np.float32) - 127.5
         return values / np.linalg.norm(values, axis=-1, keepdims=True)

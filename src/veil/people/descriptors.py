@@ -7,7 +7,7 @@ them says how alike two places are. Two families are known:
 *dino-…*     the keys of the last attention layer of a self-supervised transformer, heads concatenated and without the
              tokens that are no place (Amir et al. 2021, arXiv 2112.05814); needs torch, timm and weights of a hub.
 
-The image is shrunk to `looked(height, width)`. There the first vector stands at `offset` pixels from the edge, and the
+The image is shrunk to `input_size(height, width)`. There the first vector stands at `offset` pixels from the edge, and the
 next ones every `stride` pixels; `cell` and `spread` are the ways from image to grid and back.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float32]
 
-SIZE = 224  # pixels of the shorter side at which an image is looked at
+SIZE = 224  # pixels of the shorter side at which the network takes an image
 LONGEST = 4  # times the shorter side; a longer image is squeezed, so that none is slow
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # of ImageNet, as the transformers expect
 STD = np.array([0.229, 0.224, 0.225], np.float32)
@@ -49,12 +49,12 @@ class Descriptor(Protocol):
 
     name: str
     dim: int
-    stride: int  # pixels of the looked-at image from one vector to the next
+    stride: int  # pixels of the scaled image from one vector to the next
     offset: float  # pixels from its edge to the first one
     fingerprint: str  # of the weights: vectors of other weights cannot be compared
 
-    def looked(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width at which an image of this size is looked at."""
+    def input_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width at which the network takes an image of this size."""
         ...
 
     def __call__(self, image: Image) -> Array:
@@ -63,7 +63,7 @@ class Descriptor(Protocol):
 
 
 @dataclass(frozen=True)
-class Kind:
+class DescriptorKind:
     """A descriptor that can be asked for."""
 
     dim: int
@@ -74,12 +74,12 @@ class Kind:
 
 
 # 0.25 is chosen on photographs with labelled parts, see docs/templates.md; 0.5 is a guess, measured nowhere.
-DESCRIPTORS: dict[str, Kind] = {
-    "lite0": Kind(112, (16, 8), 0.25, "Apache-2.0"),
-    "dino-s8": Kind(384, (4, 8), 0.5, "Apache-2.0", "vit_small_patch8_224.dino"),
-    "dino-s16": Kind(384, (16, 8), 0.5, "Apache-2.0", "vit_small_patch16_224.dino"),
-    "dinov2-s14": Kind(384, (14, 7), 0.5, "Apache-2.0", "vit_small_patch14_dinov2.lvd142m"),
-    "dinov3-s16": Kind(384, (16, 8), 0.5, "DINOv3 License", "vit_small_patch16_dinov3.lvd1689m"),
+DESCRIPTORS: dict[str, DescriptorKind] = {
+    "lite0": DescriptorKind(112, (16, 8), 0.25, "Apache-2.0"),
+    "dino-s8": DescriptorKind(384, (4, 8), 0.5, "Apache-2.0", "vit_small_patch8_224.dino"),
+    "dino-s16": DescriptorKind(384, (16, 8), 0.5, "Apache-2.0", "vit_small_patch16_224.dino"),
+    "dinov2-s14": DescriptorKind(384, (14, 7), 0.5, "Apache-2.0", "vit_small_patch14_dinov2.lvd142m"),
+    "dinov3-s16": DescriptorKind(384, (16, 8), 0.5, "DINOv3 License", "vit_small_patch16_dinov3.lvd1689m"),
 }
 DEFAULT = "lite0"
 
@@ -136,14 +136,14 @@ class Lite0:
         self.fingerprint = metadata["weights"]
         self.input = self.session.get_inputs()[0].name
 
-    def looked(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width at which an image of this size is looked at."""
+    def input_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width at which the network takes an image of this size."""
         rows, columns = _shorter(height, width, self.size)
         return max(1, round(rows / 16)) * 16 + 1, max(1, round(columns / 16)) * 16 + 1
 
     def __call__(self, image: Image) -> Array:
         """Descriptors ``(h, w, 112)``."""
-        small = _resized(image, *self.looked(*image.shape[:2]))
+        small = _resized(image, *self.input_size(*image.shape[:2]))
         blob = cv2.dnn.blobFromImage(small, 1 / 128, mean=(127, 127, 127))  # (1, 3, H', W')
         answer = np.asarray(self.session.run(None, {self.input: blob})[0], np.float32)[0]  # (112, h, w)
         return _unit(answer.transpose(1, 2, 0))
@@ -173,8 +173,8 @@ class Keys:
         self.network.patch_embed.proj.stride = (stride, stride)
         self.network.to(device)
 
-    def looked(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width at which an image of this size is looked at, in whole patches."""
+    def input_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width at which the network takes an image of this size, in whole patches."""
         rows, columns = _shorter(height, width, self.size)
         return max(1, round(rows / self.patch)) * self.patch, max(1, round(columns / self.patch)) * self.patch
 
@@ -187,10 +187,10 @@ class Keys:
         return self.vectors(self.tensor(images)).cpu().numpy()
 
     def tensor(self, images: Image) -> Tensor:
-        """Images ``(N, H, W, 3)`` as the network takes them: ``(N, 3, H', W')`` on its device, H' and W' as `looked` says."""
+        """Images ``(N, H, W, 3)`` as the network takes them: ``(N, 3, H', W')`` on its device, H' and W' as `input_size` gives them."""
         import torch
 
-        height, width = self.looked(*images.shape[1:3])
+        height, width = self.input_size(*images.shape[1:3])
         small = np.stack([_resized(image, height, width) for image in images])
         pixels = torch.from_numpy(small).to(self.device) / 255
         mean, std = (torch.from_numpy(value).to(self.device) for value in (MEAN, STD))
@@ -225,7 +225,9 @@ class Keys:
 def cell(descriptor: Descriptor, point: tuple[float, float], height: int, width: int) -> tuple[int, int]:
     """Row and column of the vector nearest to the pixel `point` (x, y) of an image; any point has a nearest one."""
     found = []
-    for at, side, seen in zip(point[::-1], (height, width), descriptor.looked(height, width), strict=True):
+    for at, side, seen in zip(
+        point[::-1], (height, width), descriptor.input_size(height, width), strict=True
+    ):
         last = _count(descriptor, seen) - 1
         found.append(
             min(max(round(((at + 0.5) * seen / side - descriptor.offset) / descriptor.stride), 0), last)
@@ -235,7 +237,7 @@ def cell(descriptor: Descriptor, point: tuple[float, float], height: int, width:
 
 def pixel(descriptor: Descriptor, row: int, column: int, height: int, width: int) -> tuple[float, float]:
     """The point (x, y) of an image, in pixels, on which a vector of the grid stands."""
-    seen = descriptor.looked(height, width)
+    seen = descriptor.input_size(height, width)
     y, x = (
         (descriptor.offset + descriptor.stride * index) * side / looked - 0.5
         for index, side, looked in zip((row, column), (height, width), seen, strict=True)
@@ -248,7 +250,7 @@ def spread(grid: Array, descriptor: Descriptor, height: int, width: int) -> Arra
     down, across = (
         _hats(descriptor, side, seen, count)
         for side, seen, count in zip(
-            (height, width), descriptor.looked(height, width), grid.shape, strict=True
+            (height, width), descriptor.input_size(height, width), grid.shape, strict=True
         )
     )
     return (down @ grid @ across.T).astype(np.float32, copy=False)

@@ -21,7 +21,7 @@ from veil.nn.onnx import session
 
 Array = npt.NDArray[np.float32]
 
-PARTS = ("background", "hair", "face", "skin", "upper", "lower", "shoes", "other")  # the network's answers
+PARTS = ("background", "hair", "face", "skin", "upper", "lower", "shoes", "other")  # the network's outputs
 GROUPS: dict[str, tuple[int, ...]] = {
     "hair": (1,),
     "face": (2,),
@@ -30,8 +30,8 @@ GROUPS: dict[str, tuple[int, ...]] = {
     "body": (3, 4, 5, 6, 7),  # all but the head
     "person": (1, 2, 3, 4, 5, 6, 7),
 }
-SIZE = 224  # pixels of the longer side at which the network looks
-STRIDE = 4  # input pixels to one of the answer
+SIZE = 224  # pixels of the longer side at which the network runs
+STRIDE = 4  # input pixels to one of the output
 SHIPPED = Path(__file__).with_name("parts.onnx")
 
 
@@ -59,7 +59,9 @@ class Parts:
 
     def __call__(self, image: Image) -> Array:
         """Probabilities ``(8, h, w)``, in the order of `PARTS`, on a grid about `SIZE` / `STRIDE` long."""
-        logits: Array = np.asarray(self.session.run(None, {self.input: looked_at(image)})[0], np.float32)[0]
+        logits: Array = np.asarray(self.session.run(None, {self.input: network_input(image)})[0], np.float32)[
+            0
+        ]
         likely: Array = np.exp(logits - logits.max(0))
         likely /= likely.sum(0)
         return likely
@@ -79,8 +81,8 @@ def parts() -> Parts:
     return Parts()
 
 
-def looked_at(image: Image) -> Array:
-    """An image as the network sees it, ``(1, 3, h, w)`` from 0 to 1."""
+def network_input(image: Image) -> Array:
+    """An image as the network takes it, ``(1, 3, h, w)`` from 0 to 1."""
     height, width = fitted(*image.shape[:2])
     # Twice as fine, then averaged: as in training, and a tenth of the cost of averaging every pixel.
     fine = cv2.resize(image, (2 * width, 2 * height), interpolation=cv2.INTER_LINEAR)
@@ -101,7 +103,7 @@ def grouped(probabilities: Array, names: Iterable[str]) -> Array:
 
 
 def fitted(height: int, width: int, size: int = SIZE) -> tuple[int, int]:
-    """Height and width at which an image is looked at, in whole strides.
+    """Height and width at which the network takes an image, in whole strides.
 
     The longer side becomes `size`; an image closer to a square is no larger than one of 4:3, so that none is slow.
     """

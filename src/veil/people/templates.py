@@ -8,7 +8,7 @@ With K(I_j) the descriptor of patch j of a frame and K(τ) that of a template, b
 
 A template is one or more clicks in one or more pictures; of its clicks the best match counts. A mean lets a template
 that is not in the frame weaken one that is; `max` and `noisy-or`, 1 − Π (1 − s), do not. From
-`veil.people.descriptors.Kind.alike` on a place counts as a match.
+`veil.people.descriptors.DescriptorKind.alike` on a place counts as a match.
 
 A few templates are built in: clicks in `veil.people.pictures.PICTURES`, of which vectors are made with whatever descriptor is used. A user's
 own are files in `folder()`: the vectors, and beside them where they are from, but no picture.
