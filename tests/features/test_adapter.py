@@ -1,6 +1,8 @@
 """Adapters: their sizes, their laws, what is erased in closed form, and k-same."""
 
 import math
+import subprocess
+import sys
 from typing import Any, get_args
 
 import pytest
@@ -25,9 +27,11 @@ CASES: dict[str, list[dict[str, Any]]] = {
 LAWS = [(name, case) for name, cases in CASES.items() for case in cases]
 
 
-def filled(adapter: FeatureAnonymizer) -> Adapter:
+def filled(name: str, case: dict[str, Any]) -> Adapter:
     """An adapter with random weights."""
-    assert isinstance(adapter, Adapter)
+    kind: Any = FEATURE_ANONYMIZERS[name]
+    adapter = kind(DIM, **case)
+    assert isinstance(adapter, FeatureAnonymizer) and isinstance(adapter, Adapter)
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in adapter.parameters():
@@ -47,6 +51,11 @@ def tokens() -> torch.Tensor:
     return torch.randn(2, 5, DIM, generator=torch.Generator().manual_seed(1))
 
 
+def test_the_package_does_not_import_torch():
+    code = "import sys, veil.features; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_no_feature_anonymizer_is_left_out():
     assert set(CASES) == set(FEATURE_ANONYMIZERS) == set(ADAPTER_RECIPES)
 
@@ -54,7 +63,7 @@ def test_no_feature_anonymizer_is_left_out():
 @pytest.mark.parametrize(("name", "case"), LAWS)
 def test_keeps_the_shape_and_leaves_the_input_alone(name, case, tokens):
     before = tokens.clone()
-    after = filled(FEATURE_ANONYMIZERS[name](DIM, **case))(tokens)
+    after = filled(name, case)(tokens)
     assert after.shape == tokens.shape and after.dtype == tokens.dtype
     assert torch.equal(tokens, before)
     assert not torch.allclose(after, tokens, atol=1e-3)
@@ -62,7 +71,7 @@ def test_keeps_the_shape_and_leaves_the_input_alone(name, case, tokens):
 
 @pytest.mark.parametrize(("name", "case"), LAWS)
 def test_is_rebuilt_from_its_params(name, case, tokens):
-    adapter = filled(FEATURE_ANONYMIZERS[name](DIM, **case))
+    adapter = filled(name, case)
     again = type(adapter)(**adapter.params())
     again.load_weights(adapter.state_dict())
     assert again.params() == adapter.params() == {**adapter.params(), "dim": DIM, **case}
@@ -71,7 +80,7 @@ def test_is_rebuilt_from_its_params(name, case, tokens):
 
 @pytest.mark.parametrize(("name", "case"), LAWS)
 def test_a_batch_of_two_is_two_batches_of_one(name, case, tokens):
-    adapter = filled(FEATURE_ANONYMIZERS[name](DIM, **case))
+    adapter = filled(name, case)
     alone = torch.cat([adapter(one[None]) for one in tokens])
     assert torch.allclose(adapter(tokens), alone, atol=1e-5)
 

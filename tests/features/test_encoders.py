@@ -185,7 +185,7 @@ def test_videomae_agrees_with_transformers(tmp_path, monkeypatch):
     clip = torch.rand(2, 3, 4, shape.size, shape.size)
     theirs.classifier = nn.Identity()
     with torch.no_grad():
-        expected = theirs(ours.seen(clip).transpose(1, 2)).logits
+        expected = theirs(ours.preprocess(clip).transpose(1, 2)).logits
     torch.testing.assert_close(ours.pooled(clip), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -201,7 +201,7 @@ def test_vjepa2_agrees_with_transformers(tmp_path, monkeypatch):
     ours = make("vjepa2-l", tmp_path / "hub")
     clip = torch.rand(2, 3, 4, shape.size, shape.size)
     with torch.no_grad():
-        expected = theirs(ours.seen(clip).transpose(1, 2), skip_predictor=True).last_hidden_state
+        expected = theirs(ours.preprocess(clip).transpose(1, 2), skip_predictor=True).last_hidden_state
     torch.testing.assert_close(ours(clip), expected, rtol=1e-4, atol=1e-5)
 
 

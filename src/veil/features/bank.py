@@ -1,6 +1,6 @@
 """Features of videos in memory: one vector for each clip from a frozen encoder, and the labels of each video.
 
-A *static clip* is one frame, repeated to the length of a clip: it shows who is there and not what they do.
+A *static clip* is one frame, repeated to the length of a clip: it shows appearance and no motion.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class MatchingSchedule:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class MatchingRecipe:
-    """The training of an adapter against matchers."""
+    """SPLAVU's network after the discriminant subspace, trained against matchers of moving and static clips (ours)."""
 
     data: FeatureData
     anonymizer: MatchingConfig = Field(default_factory=MatchingConfig)

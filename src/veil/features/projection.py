@@ -31,7 +31,7 @@ class ProjectionConfig:
 
 @torch.no_grad()
 def fit_scale(adapter: Adapter, train: Bank, *, standardize: bool = True) -> None:
-    """Record whose features these are and, where they are to be standardised, their mean and deviation."""
+    """Record the encoder of the features and, where they are standardised, their mean and deviation."""
     adapter.set_encoder(train)
     if standardize:
         clips = train.clips[train.mask]
@@ -101,5 +101,5 @@ def _private_labels(train: Bank, concept: str) -> Tensor:
 
 
 def _per_clip(train: Bank, each: Tensor) -> Tensor:
-    """What is known of each video, for each of its clips: ``(V, C)`` to ``(clips, C)``."""
+    """The labels of each video, repeated for each of its clips: ``(V, C)`` to ``(clips, C)``."""
     return each[:, None].expand(-1, train.clips.shape[1], -1)[train.mask]

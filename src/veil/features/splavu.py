@@ -77,7 +77,7 @@ class SPLAVUSchedule:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SPLAVURecipe:
-    """SPLAVU's training; the defaults are the paper's."""
+    """A network that keeps tasks and makes static clips of a video dissimilar; the defaults are the paper's."""
 
     data: FeatureData
     anonymizer: NetworkConfig = Field(default_factory=NetworkConfig)

@@ -278,7 +278,7 @@ class Store:
         groups: Mapping[str, str] | None = None,
         leave_out: str | None = None,
     ) -> list[SearchHit]:
-        """The videos whose mean points the way of a vector ``(D,)`` most, of those that have these labels."""
+        """The videos whose mean is most similar to a vector ``(D,)`` by cosine, of those with these labels."""
         if tuple(vector.shape) != (self.info.dim,):
             raise VeilError(
                 f"{self.folder} holds features of {self.info.dim} numbers, and these are {len(vector)}: use its encoder.",

@@ -56,7 +56,7 @@ class SubspaceSchedule:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SubspaceRecipe:
-    """Our adapter's fit, and the training of heads on its output."""
+    """A discriminant (LDA) subspace of the features, then k-nearest-neighbour averaging; in closed form (ours)."""
 
     data: FeatureData
     anonymizer: SubspaceConfig = Field(default_factory=SubspaceConfig)

@@ -1,6 +1,6 @@
 """Which action a video shows: a linear layer on the features of its clips.
 
-The probability of a video is the mean over its clips n of what each says alone, with features x_n::
+The probability of a video is the mean over its clips n of their own probabilities, with features x_n::
 
     p(k) = 1/N Σ_n softmax(W x_n + b)_k                   one action a video
     p(k) = 1/N Σ_n sigmoid(W x_n + b)_k                   several at once
@@ -29,7 +29,7 @@ class Action(nn.Module):
         self.linear = nn.Linear(dim, classes)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits `(B, N, K)`, zeros in the filling; mask `(B, N)` bool tells which places are clips."""
+        """Logits `(B, N, K)`, zeros in the padding; mask `(B, N)`, bool, marks the clips."""
         mask = checked(features, mask)[..., None]
         return emptied(self.linear(emptied(features, mask)), mask)
 

@@ -1,6 +1,6 @@
-"""Which moments of a long video are out of the ordinary: MGFN (Chen et al. 2023, arXiv 2211.15098).
+"""Which moments of a long video are anomalous: MGFN (Chen et al. 2023, arXiv 2211.15098).
 
-It learns from whole videos of which it is only told whether something happens in them. Each is brought to 32 pieces (`binned`).
+It is trained on whole videos with one label each, normal or abnormal. Each is reduced to 32 pieces (`binned`).
 With the features x_t `(D,)` of a piece, and amplified by how large they are::
 
     token_t = Conv₃(x)_t + 0.1 Conv₃(‖x‖₂)_t
@@ -10,8 +10,8 @@ pieces, of its own for each head); each layer is::
 
     x ← x + Conv₃(x);   x ← x + Glance(x) or Focus(x);   x ← x + FFN(x)
 
-The last features f_t have a score s_t = sigmoid(w·LN(f_t) + b). The k = 3 pieces with the largest ‖f_t‖₂ stand for a video,
-after seven of ten were left out by chance; S is the mean of their scores, and M `(k,)` their ‖f_t‖₁. With abnormal videos a,
+The last features f_t have a score s_t = sigmoid(w·LN(f_t) + b). The k = 3 pieces with the largest ‖f_t‖₂ represent a video,
+after seven of ten were dropped at random; S is the mean of their scores, and M `(k,)` their ‖f_t‖₁. With abnormal videos a,
 normal ones n, y = 1 for the abnormal, and d the Euclidean distance::
 
     L = BCE(S, y)                                                                       "bag"
@@ -40,7 +40,7 @@ from veil.data.sample import Segment
 from veil.features.heads.sequence import BatchNorm, ChannelNorm, Conv, checked, emptied
 
 PIECES = 32  # that a video is brought to for training
-MARGIN = 200.0  # that lies between the magnitudes of abnormal and normal videos
+MARGIN = 200.0  # between the magnitudes of abnormal and normal videos
 AMPLIFIED = 0.1  # weight of the magnitude beside the features
 HEAD = 64  # channels of a head
 REACH = 5  # pieces that focus sees
@@ -64,15 +64,15 @@ LOSS_WEIGHTS: dict[WeightsName, LossWeights] = {
 
 
 class AnomalyScores(NamedTuple):
-    """What is known of each piece of B videos, seen in C crops."""
+    """The predictions for each piece of B videos, in C crops."""
 
-    scores: Tensor  # (B, T) in [0, 1], the mean over the crops; 0 in the filling
+    scores: Tensor  # (B, T) in [0, 1], the mean over the crops; 0 in the padding
     features: Tensor  # (B, C, T, F)
     mask: Tensor  # (B, T) bool
 
 
 class Bag(NamedTuple):
-    """The pieces that stand for each of B videos."""
+    """The pieces that represent each of B videos."""
 
     places: Tensor  # (B, k)
     score: Tensor  # (B,) the mean of their scores
@@ -134,9 +134,8 @@ class MGFN(nn.Module):
     The defaults are the paper's. widths, depths: channels and layers of the stages. top: k. dropout: of pieces, before the
     largest are chosen. weights: of the terms, as printed or as in the published code.
 
-    Nothing in the loss tells the clips of an abnormal video from one another but their magnitudes, and *glance* lets all of
-    them know of all. Trained for long on few videos it may say "abnormal" of all clips of a video, or even more so of those
-    where nothing happens: choose when to stop by the frames of validation videos.
+    Only their magnitudes separate the clips of an abnormal video in the loss, and *glance* mixes all of them. Trained for long on
+    few videos it may score all clips of a video as abnormal, or even more so those where nothing happens: choose when to stop by the frames of validation videos.
     """
 
     def __init__(
@@ -169,7 +168,7 @@ class MGFN(nn.Module):
         self.norm, self.linear = nn.LayerNorm(last), nn.Linear(last, 1)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> AnomalyScores:
-        """mask `(B, T)` bool tells which places are clips. At test, clips as they are; to learn, of `binned` videos."""
+        """mask `(B, T)`, bool, marks the clips. In tests of clips as they are; in training of `binned` videos."""
         crops = features[:, None] if features.ndim == 3 else features  # (B, C, T, D)
         if crops.ndim != 4:
             raise ValueError(f"features are (B, T, D) or (B, crops, T, D), got {tuple(features.shape)}")
@@ -187,7 +186,7 @@ class MGFN(nn.Module):
         return AnomalyScores(emptied(scores, mask), found, mask)
 
     def bag(self, scored: AnomalyScores) -> Bag:
-        """The pieces of each video that are larger than the others, and what they say; by chance while it learns."""
+        """The pieces of each video with the largest magnitudes, and their scores; of a random selection in training."""
         scores, features, mask = scored
         if mask.shape[1] < self.top:
             raise ValueError(f"a video of {mask.shape[1]} pieces has no {self.top} largest; see `binned`")
@@ -211,7 +210,7 @@ class MGFN(nn.Module):
             bad, good = bag.magnitude[abnormal], bag.magnitude[~abnormal]
             size = weights.apart * contrast(bad, good, apart=True)
             size = size + contrast(*_halves(bad)) + contrast(*_halves(good))
-            # Released: the scores of all abnormal videos in one row, so that the last of one is drawn to the first of the
+            # Released: the scores of all abnormal videos in one row, so that the last of one is pulled to the first of the
             # next. Here: each video for itself.
             smooth = smoothness(scores[abnormal], mask[abnormal])
             # The square root has no slope at 0.
@@ -244,7 +243,7 @@ def smoothness(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def binned(features: Tensor, mask: Tensor | None = None, pieces: int = PIECES) -> Tensor:
-    """Videos `(B, T, D)`, or `(B, crops, T, D)`, brought to so many pieces: `(B, pieces, D)`, or with crops.
+    """Videos `(B, T, D)`, or `(B, crops, T, D)`, reduced to this many pieces: `(B, pieces, D)`, or with crops.
 
     Piece i of a video of N clips is the mean of the clips from ⌊i N / pieces⌋ on to before ⌊(i + 1) N / pieces⌋, and that
     first clip where there is none between.

@@ -1,7 +1,7 @@
 """When actions happen in a long video: TriDet (Shi et al. 2023, arXiv 2303.07347), on the features of its clips.
 
-Time is counted on the *grid* of clips: clip number i is at i. Six levels look at every place of the grid, every
-second, …, every 32nd. A place t of a level with stride s says of each action k how likely it happens there, and how far
+Time is measured on the *grid* of clips: clip number i is at i. Six levels cover every position of the grid, every
+second, …, every 32nd. A position t of a level with stride s predicts the probability of each action k there, and how far
 away it starts and ends.
 
 Backbone: two convolutions, then blocks of scalable-granularity perception (SGP), each level from the one before, halved
@@ -11,15 +11,15 @@ by a max-pool. With o = LN(x), depth-wise convolutions DW of the width written b
     y = x + drop(DW₁(o) φ + (DW_w(o) + DW_kw(o)) ψ + o)
     x' = y + drop(MLP(GN(y)))
 
-Trident head: where an action starts is a mean over bins, weighed by what the places around say of themselves (S, E:
-"k starts here", "k ends here") and by what t says of its surroundings (C, D), b = 0 … 16::
+Trident head: where an action starts is a mean over bins, weighted by the logits of the positions around t (S, E:
+"k starts here", "k ends here") and by those of t itself (C, D), b = 0 … 16::
 
     start of k = t − s Σ_b b softmax_b( S[t − b, k] + C[t, b] )
     end of k   = t + s Σ_b b softmax_b( E[t + b, k] + D[t, b] )
 
-A place learns of an action if it is near the action's middle, at most 1.5 s away, and if the farther end is as far as
-its level is for. With probabilities p and labels y (0 or 1) of all places and actions, and n a moving average of how
-many places learn of an action::
+A position is positive for an action if it is near the action's middle, at most 1.5 s away, and if the farther end is within
+the range of its level. With probabilities p and labels y (0 or 1) of all positions and actions, and n a moving average of the
+number of positives::
 
     L_class  = 1/n Σ  focal(p, y) · (IoU^0.2 where y = 1)
     focal    = −0.25 (1 − p)² ln p where y = 1,  −0.75 p² ln(1 − p) where y = 0
@@ -41,10 +41,10 @@ from veil.data.sample import Sample, Segment
 from veil.features.heads.grid import FAR, Floats, Span, to_seconds
 from veil.features.heads.sequence import ChannelNorm, Conv, GroupNorm, checked, clip_mean, emptied, halved
 
-RADIUS = 1.5  # strides around an action's middle in which places learn of it
+RADIUS = 1.5  # strides around an action's middle in which positions are positive
 ALIKE = 1e-3  # actions that differ less in length are equally long
 ALPHA, GAMMA = 0.25, 2.0  # of the focal loss
-POWER = 0.2  # of the overlap, in the weight of a place that learns of an action
+POWER = 0.2  # of the overlap, in the weight of a positive position
 PRIOR = 0.01  # probability of every action at first
 GROUPS = 16  # of the group norm
 START_SCALE = 1e-4  # of what a block adds, at first
@@ -60,7 +60,7 @@ class DetectedAction(NamedTuple):
 
 
 class PyramidLevel(NamedTuple):
-    """What the places of one level say, T of them."""
+    """The predictions of one level, at T positions."""
 
     stride: int  # of the grid
     mask: Tensor  # (B, T) bool
@@ -84,14 +84,14 @@ class PyramidLevel(NamedTuple):
 
 
 class LevelTargets(NamedTuple):
-    """What the places of one level are to say."""
+    """The targets of one level."""
 
     labels: Tensor  # (B, T, K) of 0 and 1
-    offsets: Tensor  # (B, T, 2) to start and end, in strides; 0 where there is nothing to learn
+    offsets: Tensor  # (B, T, 2) to start and end, in strides; 0 at negatives
 
 
 class _DropPath(nn.Module):
-    """What a block adds: scaled in each channel, and left out of a share of the videos while it learns."""
+    """Stochastic depth: what a block adds is scaled in each channel, and dropped for a share of the videos in training."""
 
     def __init__(self, width: int, share: float) -> None:
         super().__init__()
@@ -160,17 +160,17 @@ class _TridentHead(nn.Module):
 
 
 class TriDet(nn.Module):
-    """Features `(B, T, dim)` of clips in; what each place of each level says of each action out.
+    """Features `(B, T, dim)` of clips in; predictions for each position of each level and each action out.
 
     The defaults are those for THUMOS14; `levels`, `width` and `bins` make one that is small enough for short videos.
 
     width, hidden: channels, and those within the MLPs. window, k, spread: see `SGP`. stem: how many blocks come before the
-    levels. drop: of blocks, while it learns. noise: the deviation of what is added to features while it learns. reach: how
-    many of its strides away the farther end of an action may be on a level; where both ends are nearer than half of
-    that, the level before sees to it. positives, momentum: n at first, and how slowly it follows.
+    levels. drop: of blocks, in training. noise: the deviation of what is added to features in training. reach: how many of its
+    strides away the farther end of an action may be on a level; where both ends are nearer than half of that, the
+    level before is responsible. positives, momentum: n at first, and how slowly it follows.
     """
 
-    positives: Tensor  # (), how many places of a batch learn of an action: a moving average
+    positives: Tensor  # (), the number of positives of a batch: a moving average
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class TriDet(nn.Module):
         self.register_buffer("positives", torch.tensor(positives))
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> tuple[PyramidLevel, ...]:
-        """The levels, finest first; mask `(B, T)` bool tells which places are clips."""
+        """The levels, finest first; mask `(B, T)`, bool, marks the clips."""
         there = checked(features, mask)[:, None]  # (B, 1, T)
         if self.training and self.noise:
             features = features + self.noise * torch.randn_like(features)
@@ -264,14 +264,14 @@ class TriDet(nn.Module):
     def _level_loss(
         self, level: PyramidLevel, reach: tuple[float, float], spans: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The sums of both terms over a level's places, and how many of them learn of an action."""
+        """The sums of both terms over a level's positions, and the number of positives."""
         level_targets = targets(level.mask.shape[1], level.stride, reach, spans, self.classes)
         labels = level_targets.labels * level.mask[..., None]  # (B, T, K)
         video, place, label = labels.nonzero(as_tuple=True)
         wanted = level_targets.offsets[video, place]  # (M, 2)
         overlap, apart = agreement(level.offsets(video, place, label), wanted)
         weight = level.mask[..., None].float().expand_as(labels).clone()
-        # Released: the gradient goes through this weight as well. Here: not, because a place whose extent got worse
+        # Released: the gradient goes through this weight as well. Here: not, because a position whose extent got worse
         # would be rewarded by a smaller loss of its class.
         weight[video, place, label] = overlap.detach() ** POWER
         what = (focal(level.logits.float(), labels) * weight).sum()
@@ -291,7 +291,7 @@ class TriDet(nn.Module):
         shortest: float = 0.05,
         sigma: float = 0.5,
     ) -> list[list[DetectedAction]]:
-        """The actions in each of B videos, the surest first.
+        """The actions in each of B videos, by falling score.
 
         starts `(B, T)`: the second at which each clip begins; length: how many seconds a clip covers; seconds `(B,)`: how
         long each video is. least: scores below are dropped, before and after soft-NMS; most: how many of a level, and of
@@ -318,11 +318,11 @@ class TriDet(nn.Module):
 def targets(
     places: int, stride: int, reach: tuple[float, float], spans: Tensor, classes: int
 ) -> LevelTargets:
-    """What the places of a level learn of the actions of B videos, `(B, G, 3)`: start, end, label on the grid.
+    """The targets of a level for the actions of B videos, `(B, G, 3)`: start, end, label on the grid.
 
-    A place t learns of an action if it is inside, at most RADIUS strides from the middle, and if the farther of both
-    ends is within the reach. Of several, it learns of the shortest; of equally short ones of all labels. An action that
-    takes no time is learned nowhere: videos with fewer actions than others are filled up with such.
+    A position t is positive for an action if it is inside, at most RADIUS strides from the middle, and if the farther of both
+    ends is within the reach. Of several actions the shortest counts; of equally short ones all. An action without duration
+    has no positives: videos with fewer actions than others are padded with such.
     """
     start, end = spans[:, None, :, 0], spans[:, None, :, 1]  # (B, 1, G)
     at = torch.arange(places, device=spans.device)[:, None] * stride  # (T, 1)
@@ -369,8 +369,8 @@ def _candidates(level: PyramidLevel, video: int, least: float, most: int, shorte
 def soft_nms(rows: Floats, sigma: float, least: float) -> Floats:
     """Detections of one action, rows `(N, 4)` of start, end, label, score, as Gaussian soft-NMS leaves them.
 
-    The surest is kept, and the score of every other is multiplied by exp(−IoU² / sigma); then the surest of the others is
-    kept, and so on, until none has a score of at least `least`.
+    The one with the highest score is kept, and the score of every other is multiplied by exp(−IoU² / sigma); then the highest of
+    the others is kept, and so on, until none has a score of at least `least`.
     """
     left, kept = rows.copy(), []
     while len(left) and left[best := int(left[:, 3].argmax()), 3] >= least:
@@ -387,7 +387,7 @@ def soft_nms(rows: Floats, sigma: float, least: float) -> Floats:
 def tables(
     samples: Iterable[Sample], detections: Iterable[Sequence[DetectedAction]]
 ) -> tuple[Mapping[str, Sequence[DetectedAction]], Mapping[str, Sequence[Segment]]]:
-    """What was found in each video, and what is true, as `veil.metrics.temporal_map` takes them."""
+    """The detections and the true segments of each video, as `veil.metrics.temporal_map` takes them."""
     pairs = list(zip(samples, detections, strict=True))
     return {s.id: found for s, found in pairs}, {s.id: s.segments for s, _ in pairs}
 

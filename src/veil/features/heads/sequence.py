@@ -1,8 +1,8 @@
-"""Layers over the clips of a video, `(B, C, T)`, that see nothing beyond its end.
+"""Layers over the clips of a video, `(B, C, T)`, that ignore padding.
 
-A batch holds videos of different lengths. The mask `(B, 1, T)`, bool, tells which places are clips and which are filling.
-Every layer that looks at more than one place takes the mask, so that a video's output depends neither on what the
-filling holds, nor on how much of it there is, nor, but for `BatchNorm` in training, on the other videos.
+A batch holds videos of different lengths. The mask `(B, 1, T)`, bool, marks the clips; the rest is padding. Every
+layer over several positions takes the mask, so that a video's output depends neither on the values of the padding, nor on its
+length, nor, but for `BatchNorm` in training, on the other videos.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 
 def emptied(x: Tensor, mask: Tensor) -> Tensor:
-    """x with zeros in the filling, whatever it held: not even nan stays."""
+    """x with zeros in the padding, whatever it held: not even nan stays."""
     return x.masked_fill(~mask, 0)
 
 
 def checked(features: Tensor, mask: Tensor | None) -> Tensor:
-    """The mask `(B, T)` of features `(B, T, D)`; None: all places are clips."""
+    """The mask `(B, T)` of features `(B, T, D)`; None: all positions are clips."""
     if mask is None:
         mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
     if features.ndim != 3 or mask.shape != features.shape[:2] or mask.dtype != torch.bool:
@@ -28,7 +28,7 @@ def checked(features: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Conv(nn.Conv1d):
-    """A convolution over time that gives one place a place: `(B, C, T)` -> `(B, C', T)`, the filling counting as zeros."""
+    """A convolution over time that gives one place a place: `(B, C, T)` -> `(B, C', T)`, padding counts as zeros."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, groups: int = 1, bias: bool = True) -> None:
         if kernel % 2 == 0:
@@ -36,7 +36,7 @@ class Conv(nn.Conv1d):
         super().__init__(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=bias)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The filling of the output is empty."""
+        """The padding of the output is zero."""
         return emptied(super().forward(emptied(x, mask)), mask)
 
 
@@ -64,7 +64,7 @@ class GroupNorm(nn.GroupNorm):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch norm whose mean and variance are over the clips of the batch, and not over its filling."""
+    """Batch norm whose mean and variance are over the clips of the batch, and not over its padding."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """`(B, C, T)` -> `(B, C, T)`."""
