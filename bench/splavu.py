@@ -58,7 +58,7 @@ def cost(given: argparse.Namespace) -> None:
             begun = time.perf_counter()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        of_adapter = [t for t, step in zip(times[2:], names[2:], strict=True) if step == "adversarial"]
+        of_adapter = [t for t, step in zip(times[2:], names[2:], strict=True) if step == "anonymize"]
         total = sum(times) if len(times) == steps else float(np.median(of_adapter)) * steps
         print(
             f"{name}: {1000 * np.median(of_adapter):.1f} ms a step of the adapter; {steps} steps in {total:.0f} s on {device}"

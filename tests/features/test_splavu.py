@@ -120,9 +120,9 @@ def test_the_divergence_of_a_matcher_from_chance_as_a_loop():
 @pytest.mark.parametrize(
     ("method", "preset", "steps"),
     [
-        ("splavu", "paper", {"reconstruct", "warmup", "adversarial"}),
-        ("splavu", "released", {"reconstruct", "warmup", "adversarial"}),
-        ("matching", "ours", {"warmup", "adversarial", "match"}),
+        ("splavu", "paper", {"reconstruct", "warmup", "anonymize"}),
+        ("splavu", "released", {"reconstruct", "warmup", "anonymize"}),
+        ("matching", "ours", {"warmup", "anonymize", "match"}),
         ("subspace", "ours", {"heads"}),
     ],
 )

@@ -5,7 +5,6 @@ import math
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from itertools import pairwise
@@ -15,21 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.io
-import torch
 from PIL import Image
 
 import layouts
+from recipe_files import FILES, FOLDER, PAPER, WatchedFit, command, short
 from veil import methods
 from veil.apps import train as training
 from veil.data import DATASETS
 from veil.methods.recipes import RECIPES as ANONYMIZERS
 from veil.training import config
-from veil.training.fit import Phase, PhaseSequence, StepResult
 from veil.training.run import Run
 
-FOLDER = Path(__file__).parents[2] / "recipes"
-FILES = sorted(FOLDER.rglob("*.toml"))
-PAPER = FOLDER / "paper"
 PAPERS = [path for path in FILES if path.parent == PAPER and config.kind_of(path) in ANONYMIZERS]
 # Of each method one that keeps its networks; those of the others are small here.
 WHOLE = {
@@ -48,10 +43,6 @@ STEPS = {
 }  # of other methods, one of each
 SECTIONS = {"data", "anonymizer", "utility", "budget", "schedule", "seed"}
 pytestmark = pytest.mark.usefixtures("drawn_once")
-
-
-def short(path: Path) -> str:
-    return path.stem
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +106,6 @@ def at(path: Path, data: Any) -> tuple[str, ...]:
     return tuple(f"{key}={data(names[key])}" for key in keys)
 
 
-def command(path: Path) -> str:
-    """How the header says that it is trained."""
-    return next(line for line in path.read_text().splitlines() if line.startswith("#   veil train"))
-
-
 def small(path: Path) -> tuple[str, ...]:
     """The recipe on little data, for two steps, and with small networks unless it keeps its own."""
     method = config.kind_of(path)
@@ -155,24 +141,6 @@ def small(path: Path) -> tuple[str, ...]:
     return tuple(sets)
 
 
-class Watch:
-    """Stands in for `fit`: trains the same, and records after each step which tensors changed."""
-
-    def __init__(self) -> None:
-        self.repeats: list[tuple[StepResult, set[str]]] = []
-
-    def __call__(
-        self, phases: Phase[Any] | PhaseSequence[Any], batches: Iterable[Any]
-    ) -> Iterator[StepResult]:
-        tensors = phases.named_tensors()  # live, by network and name
-        for batch in batches:
-            before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-            measured = phases.train_step(batch)
-            moved = {name for name, tensor in tensors.items() if not torch.equal(tensor, before[name])}
-            self.repeats.append((measured, moved))
-            yield measured
-
-
 @pytest.mark.parametrize("path", FILES, ids=short)
 def test_it_is_read(path):
     kind = training.RECIPES[config.kind_of(path)]
@@ -191,15 +159,15 @@ TRAINED = [
 
 @pytest.mark.parametrize("path", TRAINED)
 def test_two_steps_update_their_modules_only(path, data, tmp_path, monkeypatch):
-    watch = Watch()
+    watch = WatchedFit()
     monkeypatch.setattr(training, "fit", watch)
     if path.stem in WHOLE:  # their checkpoints have gigabytes
         monkeypatch.setattr(Run, "save", lambda *_, **__: None)
     file = training.train(path, tmp_path / "run", sets=(*small(path), *at(path, data)), device="cpu")
     method = config.kind_of(path)
-    seen = [measured.step_name for measured, _ in watch.repeats]
+    seen = [measured.step_name for measured, _ in watch.steps]
     assert seen == STEPS.get(method, ["anonymize", "utility_and_budget"])
-    for measured, moved in watch.repeats:
+    for measured, moved in watch.steps:
         assert measured.terms and all(math.isfinite(float(term)) for term in measured.terms.values())
         networks = {name.partition("/")[0] for name in moved}
         if measured.step_name == "anonymize":

@@ -237,7 +237,7 @@ def train_on(
         trained, scale = (modules.adapter, *heads), (1.0, *scales)
         steps = [
             Step(
-                "adversarial",
+                "anonymize",
                 trained,
                 modules.adversarial,
                 plan.lr_anonymizer,

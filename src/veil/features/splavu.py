@@ -198,7 +198,7 @@ def train_on(
     def adversarial() -> Phase[FeatureBatch]:
         trained, scale = (modules.adapter, *heads), (1.0, *scales)
         step = Step(
-            "adversarial",
+            "anonymize",
             trained,
             modules.adversarial,
             plan.lr_anonymizer,
