@@ -275,6 +275,7 @@ def made_up(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return x, odd, odd.any(1)
 
 
+@pytest.mark.slow
 def test_it_learns():
     """Not for long: from many updates it learns to give the same high score to all clips of a video that has odd ones."""
     torch.manual_seed(0)

@@ -376,6 +376,7 @@ def made_up(count: int, seed: int) -> tuple[Tensor, list[tuple[Segment, ...]]]:
     return x, segments
 
 
+@pytest.mark.slow
 def test_it_learns():
     torch.manual_seed(0)
     starts = torch.arange(32.0).expand(64, 32)
