@@ -40,6 +40,7 @@ def cost(given: argparse.Namespace) -> None:
         "splavu": (splavu.SPLAVURecipe, splavu.train_on, {"reconstruction_steps": 0}),
         "matching": (matching.MatchingRecipe, matching.train_on, {}),
     }
+    adapter = None
     for name, (kind, train_on, more) in methods.items():
         recipe = config.checked(
             {
@@ -63,8 +64,9 @@ def cost(given: argparse.Namespace) -> None:
         print(
             f"{name}: {1000 * np.median(of_adapter):.1f} ms a step of the adapter; {steps} steps in {total:.0f} s on {device}"
         )
-    adapter = recipe.adapter(dim).to(device).eval().requires_grad_(False)
-    adapter.load_weights({name: value.detach() for name, value in training.weights().items()})
+        adapter = recipe.adapter(dim).to(device).eval().requires_grad_(False)
+        adapter.load_weights({name: value.detach() for name, value in training.weights().items()})
+    assert adapter is not None
     x = torch.randn(8192, 1, dim, generator=rng).to(device)
     adapter(x)
     begun = time.perf_counter()
