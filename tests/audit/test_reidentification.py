@@ -228,7 +228,7 @@ def test_a_grain_that_softening_takes_away_hides_nobody(tmp_path, stills):
 def test_whom_raw_video_does_not_show_is_no_probe(tmp_path, stills):
     found = compared(tmp_path, stills, [BOTH] * 2, [scene((LEFT, (150, 150, 150)))] * 2)
     assert found.raw.probes == 2 and found.raw.recognised == 0 and found.anonymized.probes == 0
-    assert "says nothing about the tool" in found.notes[-1]
+    assert "proves nothing about the tool" in found.notes[-1]
 
 
 def test_another_persons_face_is_mistaken_not_recognised(tmp_path, stills):

@@ -1,1 +1,1 @@
-"""Questions put to an anonymizer: what can still be done with its output, and what can still be learned of people."""
+"""Audits of anonymizers: evaluators of utility and leakage, the runner, its cache and the report."""

@@ -43,7 +43,7 @@ class AuditData:
         private = utility if self.private is None else narrowed(self.private, (), attributes)
         if len(actions) == 1:
             raise VeilError(
-                f"one action ({actions[0]}) cannot be told from others: name at least two.",
+                f"one action ({actions[0]}) cannot be distinguished from others: name at least two.",
                 code="audit-one-action",
             )
         narrow = " of chosen labels" if self.actions or self.attributes else ""

@@ -46,14 +46,14 @@ class IdentificationCounts:
     """How often people of a gallery were recognised in a set of videos."""
 
     videos: int
-    frames: int  # looked at
+    frames: int  # attacked
     frames_with_detection: int
     probes: int
     recognised: int  # probes: the right person is the nearest, and within the threshold
     mistaken: int  # probes: a wrong one is
     frames_recognised: int  # with at least one recognised probe
     videos_recognised: int  # with at least one recognised frame
-    rank1: Score | None  # None: nobody said who it is
+    rank1: Score | None  # None: identities are not given
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class IdentificationCounts:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a tool's output still tells about people, beside what the raw videos told."""
+    """Who is recognised in a tool's output, beside the raw videos."""
 
     names: tuple[str, ...]  # of the gallery
     threshold: float
@@ -100,7 +100,7 @@ class _FrameProbes(NamedTuple):
     video: int
     detected: bool
     distances: Floats  # (P, names), one row a probe
-    truth: Ints | None  # (P,) who it is
+    truth: Ints | None  # (P,) identities
     recognised: bool
 
 
@@ -118,7 +118,7 @@ def identify(
     """Look for the people of a gallery in every `every`-th frame of some videos.
 
     videos    files, or frames ``(T, H, W, 3)``
-    truth     who is seen in each video, by the name of its file without its ending (frames: ``"0"``, ``"1"``, …
+    truth     the identity in each video, by the name of its file without its ending (frames: ``"0"``, ``"1"``, …
               by their place among `videos`); None: whoever is within the threshold counts as recognised
     softened  by how much to soften whoever is found for a further look; ``()`` does for raw video
     progress  called with the number of frames done and the number in all
@@ -184,7 +184,9 @@ def compare_folders(
     left = _summary(after, count, known, threshold, True, bootstrap)
     notes = known.notes
     if not found.recognised:
-        notes += ("nobody of the gallery is recognised in the raw videos: this says nothing about the tool",)
+        notes += (
+            "nobody of the gallery is recognised in the raw videos: this proves nothing about the tool",
+        )
     return Comparison(known.names, threshold, every, pairs, found, left, notes)
 
 
@@ -284,7 +286,7 @@ def _rank1(distances: Floats, truth: Ints, video: Ints, names: Sequence[str], bo
     if n == 0:
         return Score("rank-1", math.nan, 0, chance, "lower", notes=("there is no probe",))
     if len(names) == 1:
-        why = f"the gallery holds {names[0]} only, who is the nearest to everybody"
+        why = f"the gallery holds {names[0]} only, the nearest to every probe"
         return Score("rank-1", math.nan, n, chance, "lower", notes=(why,))
     best = distances <= distances.min(axis=1, keepdims=True) + _TIE  # (P, names)
     credit = best[np.arange(n), truth] / best.sum(axis=1)

@@ -110,7 +110,7 @@ def markdown(results: Sequence[Result], offs: Sequence[TradeOff]) -> str:
     if rows:
         shown = {row.knowledge for row in rows}
         lines += ["## Every row", "", _every_row(results), ""]
-        lines += [f"- *{knows}*: {means}." for knows, means in KNOWLEDGE.items() if knows in shown]
+        lines += [f"- *{key}*: {means}." for key, means in KNOWLEDGE.items() if key in shown]
         lines += [f"- *underfitted*: {UNDERFITTED}", *(f"- {_plain(note)}" for note in notes(rows)), ""]
     if silent := untested(results):
         lines += ["## Not tested", "", *(f"- {_plain(sentence)}" for sentence in silent), ""]
