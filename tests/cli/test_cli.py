@@ -471,6 +471,7 @@ def test_list_methods_shows_every_method_and_parameter():
     assert "blur:weak" in shown
 
 
+@pytest.mark.slow
 def test_list_shows_everything_that_has_a_name():
     from veil.apps.listing import LISTS
 

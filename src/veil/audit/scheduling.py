@@ -14,6 +14,7 @@ from veil.audit import evaluators
 from veil.audit.experiment import Experiment, ExperimentData, SplitVideos
 from veil.audit.result import Row
 from veil.core import VeilError
+from veil.media.processes import end_with_parent
 
 
 class PreparedVideos(NamedTuple):
@@ -77,6 +78,7 @@ _received: dict[str, PreparedVideos] = {}
 
 
 def _receive(videos: dict[str, PreparedVideos]) -> None:
+    end_with_parent()
     _received.update(videos)
     torch.set_num_threads(1)
 
