@@ -125,72 +125,67 @@ def test_a_part_of_a_table_is_laid_over_its_default(tmp_path):
     made = read(path, Outer)
     assert made.inner == Recipe(5, "unet++", Optim(0.01, (0.2, 0.3)), note="kept")
     assert made.spare == Recipe(2, optim=Optim(clip=None))  # which has no default but that of its own class
-    for text, sentence in (
-        ("[inner.optim]\nbeta = 1", "r.toml: there is no 'inner.optim.beta' (did you mean 'betas'?)"),
-        ("[inner.optim]\nlr = -1", "r.toml: inner.optim.lr = -1 should be greater than 0."),
-        ("[spare]\nflip = true", "r.toml: 'spare.epochs' is missing, and it has no default."),
+    for text, code, key in (
+        ("[inner.optim]\nbeta = 1", "recipe-key-unknown", "inner.optim.beta"),
+        ("[inner.optim]\nlr = -1", "recipe-value-invalid", "inner.optim.lr"),
+        ("[spare]\nflip = true", "recipe-key-missing", "spare.epochs"),
     ):
         path.write_text(text)
-        with pytest.raises(VeilError) as told:
+        with refuses(code) as raised:
             read(path, Outer)
-        assert sentence in str(told.value)
+        assert key in str(raised.value) and "r.toml" in str(raised.value)
     path.write_text("")
-    with pytest.raises(VeilError, match=r"^--set: inner\.optim\.lr = -1 should be greater than 0\.$"):
+    with refuses("recipe-value-invalid") as raised:
         read(path, Outer, ["inner.optim.lr=-1"])
+    assert "--set" in str(raised.value) and "r.toml" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "code", "part"),
     [
-        (
-            "epochs = 3\nepoch = 4",
-            "r.toml: there is no 'epoch' (did you mean 'epochs'?); it has epochs, net,",
-        ),
-        ("epochs = 3\n[optim]\nlearning = 1", "r.toml: there is no 'optim.learning'"),
-        ("epochs = 3\n[optim]\nbeta = 1", "there is no 'optim.beta' (did you mean 'betas'?)"),
-        (
-            "epochs = 3\n[[stages]]\nname = 'a'\nstep = 1",
-            "there is no 'stages.0.step' (did you mean 'steps'?)",
-        ),
-        ("", "r.toml: 'epochs' is missing, and it has no default."),
-        ("epochs = 3\n[[stages]]\nsteps = 1", "r.toml: 'stages.0.name' is missing"),
-        ("epochs = '3'", 'r.toml: epochs = "3" should be a valid integer.'),
-        ("epochs = true", "r.toml: epochs = true should be a valid integer."),
-        ("epochs = 0", "r.toml: epochs = 0 should be greater than or equal to 1."),
-        ("epochs = 3\nnet = 'vnet'", "r.toml: net = \"vnet\" should be 'unet' or 'unet++'."),
-        ("epochs = 3\n[optim]\nlr = -1", "r.toml: optim.lr = -1 should be greater than 0."),
-        ("epochs = 3\noptim = 4", "r.toml: optim = 4 should be a table."),
-        ("epochs = 3\nsize = 'big'", 'r.toml: size = "big" should be a valid integer.'),
-        ("epochs = 3\n[optim]\nbetas = [0.9, 'x']", 'r.toml: optim.betas.1 = "x" should be a valid number.'),
-        ("epochs = 13", "r.toml: 13 epochs are unlucky."),
-        ("epochs = 14", "r.toml: 14 epochs are a fortnight"),
-        ("epochs = 1\nnet = unet", "r.toml is no TOML: Invalid value (at line 2, column 7)."),
+        ("epochs = 3\nepoch = 4", "recipe-key-unknown", "'epochs'"),
+        ("epochs = 3\n[optim]\nlearning = 1", "recipe-key-unknown", "'optim.learning'"),
+        ("epochs = 3\n[optim]\nbeta = 1", "recipe-key-unknown", "'betas'"),
+        ("epochs = 3\n[[stages]]\nname = 'a'\nstep = 1", "recipe-key-unknown", "'stages.0.step'"),
+        ("", "recipe-key-missing", "'epochs'"),
+        ("epochs = 3\n[[stages]]\nsteps = 1", "recipe-key-missing", "'stages.0.name'"),
+        ("epochs = '3'", "recipe-value-invalid", 'epochs = "3"'),
+        ("epochs = true", "recipe-value-invalid", "epochs = true"),
+        ("epochs = 0", "recipe-value-invalid", "epochs = 0"),
+        ("epochs = 3\nnet = 'vnet'", "recipe-value-invalid", "'unet' or 'unet++'"),
+        ("epochs = 3\n[optim]\nlr = -1", "recipe-value-invalid", "optim.lr = -1"),
+        ("epochs = 3\noptim = 4", "recipe-value-invalid", "optim = 4"),
+        ("epochs = 3\nsize = 'big'", "recipe-value-invalid", 'size = "big"'),
+        ("epochs = 3\n[optim]\nbetas = [0.9, 'x']", "recipe-value-invalid", 'optim.betas.1 = "x"'),
+        ("epochs = 13", "recipe-value-invalid", "13 epochs are unlucky."),
+        ("epochs = 14", "", "14 epochs are a fortnight"),
+        ("epochs = 1\nnet = unet", "toml-invalid", "line 2, column 7"),
     ],
 )
-def test_mistakes_in_a_file_are_one_sentence(tmp_path, text, sentence):
-    with pytest.raises(VeilError) as told:
+def test_mistakes_in_a_file(tmp_path, text, code, part):
+    with refuses(code) as raised:
         recipe(tmp_path, text)
-    assert sentence in str(told.value) and "\n" not in str(told.value)
+    assert part in str(raised.value) and "r.toml" in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "code", "part"),
     [
-        ("optim.lr=fast", '--set: optim.lr = "fast" should be a valid number.'),
-        ("optim.rl=1", "--set: there is no 'optim.rl' (did you mean 'lr'?)"),
-        ("epochs", "--set epochs: write it as KEY=VALUE or KEY.SUB=VALUE."),
-        ("optim..lr=1", "write it as KEY=VALUE"),
-        ("epochs.many=1", "--set epochs.many=1: 'epochs' is a value and has nothing in it."),
-        ("epochs=14", "r.toml with --set: 14 epochs are a fortnight"),
-        ("optim={lr = -1}", "--set: optim.lr = -1 should be greater than 0."),
-        ("stages=[{steps = 1}]", "--set: 'stages.0.name' is missing, and it has no default."),
-        ("method=elr", "--set method=elr: the method is chosen by the recipe file; name another file."),
+        ("optim.lr=fast", "recipe-value-invalid", 'optim.lr = "fast"'),
+        ("optim.rl=1", "recipe-key-unknown", "'lr'"),
+        ("epochs", "set-invalid", "epochs"),
+        ("optim..lr=1", "set-invalid", "optim..lr"),
+        ("epochs.many=1", "set-invalid", "'epochs'"),
+        ("epochs=14", "", "r.toml with --set"),
+        ("optim={lr = -1}", "recipe-value-invalid", "optim.lr = -1"),
+        ("stages=[{steps = 1}]", "recipe-key-missing", "'stages.0.name'"),
+        ("method=elr", "method-not-settable", "method=elr"),
     ],
 )
-def test_mistakes_in_set_are_one_sentence(tmp_path, text, sentence):
-    with pytest.raises(VeilError) as told:
+def test_mistakes_in_set(tmp_path, text, code, part):
+    with refuses(code) as raised:
         recipe(tmp_path, "epochs = 3", text)
-    assert sentence in str(told.value)
+    assert part in str(raised.value) and "--set" in str(raised.value)
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -199,12 +194,10 @@ def test_files_that_cannot_be_read(tmp_path):
     with refuses("unreadable"):
         read(tmp_path, Recipe)
     (tmp_path / "b.toml").write_bytes(b"a = '\xff'")
-    with pytest.raises(VeilError, match=r"b\.toml is no TOML"):
+    with refuses("toml-invalid"):
         kind_of(tmp_path / "b.toml")
     (tmp_path / "c.toml").write_text("epochs = 1")
-    with pytest.raises(
-        VeilError, match=r'c\.toml does not say of which method it is; begin it with method = "'
-    ):
+    with refuses("method-missing"):
         kind_of(tmp_path / "c.toml")
 
 

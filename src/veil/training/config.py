@@ -1,9 +1,8 @@
-"""Recipes: a TOML file becomes a checked frozen dataclass.
+"""Recipes: a TOML file is read into a validated frozen dataclass.
 
-The dataclass is the only place that says what a recipe holds: its types are the checks, the flags (``--set key=value``)
-and the web form. The top-level key ``method`` says which dataclass is meant. A table need not be complete: what it says is
-laid over the default of its field. TOML has no word for nothing, so the text ``"none"`` stands for it where a value may be
-absent.
+The dataclass alone defines a recipe: its types are the validation, the options (``--set key=value``) and the web form. The
+top-level key ``method`` selects the dataclass. A table need not be complete: its values override the default of its field.
+TOML has no null, so the text ``"none"`` means None where a value is optional.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from veil.core import VeilError, io_errors
 T = TypeVar("T")
 Origin = Callable[[str], str]
 METHOD = "method"
-PRESET = "preset"  # the key that names values of the dataclass's PRESETS, over which the file's own are laid
+PRESET = "preset"  # the key that selects an entry of the dataclass's PRESETS, which the values of the file override
 
 
 def read(path: str | Path, kind: type[T], sets: Sequence[str] = ()) -> T:
-    """The recipe in a TOML file, with what ``KEY.SUB=VALUE`` of `sets` changes in it."""
+    """The recipe in a TOML file, with the changes ``KEY.SUB=VALUE`` of `sets`."""
     path = Path(path)
     data = _load(path)
     given: set[str] = set()
     for text in sets:
-        given.add(_put(data, text))
+        given.add(_assign(data, text))
 
     def origin(key: str) -> str:
         if any(f"{key}.".startswith(f"{one}.") for one in given):
@@ -48,34 +47,40 @@ def read(path: str | Path, kind: type[T], sets: Sequence[str] = ()) -> T:
         presets: dict[str, dict[str, Any]] = getattr(kind, "PRESETS", {})
         if preset not in presets:
             has = f"its presets are {', '.join(presets)}" if presets else "it has no presets"
-            raise VeilError(f"{path}: there is no preset {preset!r}{nearest(str(preset), presets)}; {has}.")
-        data = _over(presets[preset], data)
+            raise VeilError(
+                f"{path}: there is no preset {preset!r}{nearest(str(preset), presets)}; {has}.",
+                code="preset-unknown",
+            )
+        data = _merged(presets[preset], data)
     if METHOD not in {field.name for field in dataclasses.fields(kind)}:  # type: ignore[arg-type]
         if METHOD in given:
             raise VeilError(
-                f"--set {METHOD}={data[METHOD]}: the {METHOD} is chosen by the recipe file; name another file."
+                f"--set {METHOD}={data[METHOD]} cannot be used: choose the {METHOD} by another recipe file.",
+                code="method-not-settable",
             )
         data.pop(METHOD, None)
     return checked(data, kind, origin)
 
 
 def checked(data: Mapping[str, Any], kind: type[T], origin: Origin = lambda key: "the recipe") -> T:
-    """A recipe from plain values; `origin` says of a dotted key where its value is from."""
+    """A recipe from plain values; `origin` returns the source of a dotted key, for messages."""
     plain = _known(kind, data, "", origin)
     try:
-        # Through JSON, whose strict reading takes a list for a tuple and a text for a path, but no text for a number.
+        # By JSON, whose strict mode accepts a list for a tuple and a string for a path, but no string for a number.
         return TypeAdapter(kind).validate_json(json.dumps(plain, default=str), strict=True)
     except ValidationError as error:
-        raise VeilError(_sentence(error, plain, origin)) from error
+        missing = error.errors()[0]["type"] == "missing"
+        code = "recipe-key-missing" if missing else "recipe-value-invalid"
+        raise VeilError(_message(error, plain, origin), code=code) from error
     except VeilError as error:  # of the dataclass's own __post_init__
         raise VeilError(f"{origin('')}: {error}", code=error.code) from error
 
 
 def kind_of(path: str | Path) -> str:
-    """The method that a recipe is of."""
+    """The method of a recipe."""
     method = _load(Path(path)).get(METHOD)
     if not isinstance(method, str):
-        raise VeilError(f'{path} does not say of which method it is; begin it with {METHOD} = "..."')
+        raise VeilError(f'{path} has no method: begin it with {METHOD} = "...".', code="method-missing")
     return method
 
 
@@ -90,7 +95,7 @@ def as_dict(recipe: Any) -> dict[str, Any]:
 
 
 def to_toml(recipe: Any, method: str | None = None) -> str:
-    """The recipe as the text of a file that `read` makes the same recipe of."""
+    """The recipe as TOML, from which `read` makes the same recipe."""
     head = {METHOD: method} if method is not None else {}
     return "\n".join(_lines({**head, **as_dict(recipe)}, ())).strip() + "\n"
 
@@ -106,29 +111,34 @@ def _load(path: Path) -> dict[str, Any]:
         with io_errors(path):
             return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise VeilError(f"{path} is no TOML: {error}.") from error
+        raise VeilError(f"{path} is not valid TOML: {error}.", code="toml-invalid") from error
 
 
-def _put(data: dict[str, Any], text: str) -> str:
-    """Put the value of ``KEY.SUB=VALUE`` into its place; gives the dotted key."""
+def _assign(data: dict[str, Any], text: str) -> str:
+    """Set the value of ``KEY.SUB=VALUE``; returns the dotted key."""
     key, equals, written = text.partition("=")
     key = key.strip()
     parts = key.split(".")
     if not equals or not all(parts):
-        raise VeilError(f"--set {text}: write it as KEY=VALUE or KEY.SUB=VALUE.")
+        raise VeilError(
+            f"--set {text} is not an assignment: write it as KEY=VALUE or KEY.SUB=VALUE.", code="set-invalid"
+        )
     table = data
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise VeilError(f"--set {text}: '{part}' is a value and has nothing in it.")
+            raise VeilError(
+                f"--set {text} cannot be used, since '{part}' is not a table: set '{part}' itself.",
+                code="set-invalid",
+            )
     table[parts[-1]] = _value(written.strip())
     return key
 
 
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two tables laid over each other, table by table."""
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two nested tables, of which the second overrides the first."""
     both = {
-        key: _over(below[key], value)
+        key: _merged(below[key], value)
         if isinstance(value, Mapping) and isinstance(below.get(key), Mapping)
         else value
         for key, value in above.items()
@@ -145,7 +155,7 @@ def _value(written: str) -> Any:
 
 
 def _known(hint: Any, value: Any, key: str, origin: Origin, default: Any = None) -> Any:
-    """The value with "none" as None, tables laid over their defaults; refuses keys that the dataclasses in the hint do not have."""
+    """The value with "none" as None and tables merged with their defaults; refuses keys that the dataclass of the hint has not."""
     choices = _choices(hint)
     if value == "none" and type(None) in choices:
         return None
@@ -158,7 +168,10 @@ def _known(hint: Any, value: Any, key: str, origin: Origin, default: Any = None)
             if name not in names:
                 dotted = _dotted(key, name)
                 has = f"; it has {', '.join(names)}" if len(names) <= 12 else ""
-                raise VeilError(f"{origin(dotted)}: there is no '{dotted}'{nearest(name, names)}{has}.")
+                raise VeilError(
+                    f"{origin(dotted)}: there is no '{dotted}'{nearest(name, names)}{has}.",
+                    code="recipe-key-unknown",
+                )
         whole = type(default) is inner
         below = as_dict(default) if whole else {}
         for name, part in value.items():
@@ -188,7 +201,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _choices(hint: Any) -> list[Any]:
-    """The types that a hint allows, without what is annotated to them."""
+    """The types that a hint allows, without their annotations."""
     if get_origin(hint) is Annotated:
         return _choices(get_args(hint)[0])
     if get_origin(hint) in (Union, types.UnionType):
@@ -200,10 +213,10 @@ def _dotted(key: str, name: Any) -> str:
     return f"{key}.{name}" if key else str(name)
 
 
-def _sentence(error: ValidationError, plain: Any, origin: Origin) -> str:
+def _message(error: ValidationError, plain: Any, origin: Origin) -> str:
     first = error.errors()[0]
     parts: list[str] = []
-    for part in first["loc"]:  # without the names that pydantic gives to the members of a union
+    for part in first["loc"]:  # without pydantic's names of the members of a union
         try:
             plain = plain[part]
         except (LookupError, TypeError):
@@ -216,13 +229,13 @@ def _sentence(error: ValidationError, plain: Any, origin: Origin) -> str:
     message = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
     message = message.replace("should be an object", "should be a table")
     where = f"{key} = {_written(first['input'])} " if key else ""
-    if key and first["type"] == "value_error":  # of the __post_init__ of a table
+    if key and first["type"] == "value_error":  # from the __post_init__ of a table
         where = f"in {key}, "
     return f"{origin(key)}: {where}{message}."
 
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    """A table in TOML: its values before the tables in it."""
+    """A table in TOML: its values before its tables."""
     tables = {name: value for name, value in table.items() if isinstance(value, Mapping)}
     lines = [f"{_name(name)} = {_written(value)}" for name, value in table.items() if name not in tables]
     for name, value in tables.items():

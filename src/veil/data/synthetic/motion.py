@@ -172,7 +172,7 @@ class BodyBuild(NamedTuple):
 
 
 class Skeleton(NamedTuple):
-    """Where each bone is, in the world."""
+    """The position and axes of each bone, in scene coordinates."""
 
     origin: Tensor  # (F, P, 13, 3)
     axes: Tensor  # (F, P, 13, 3, 3): along, side, front
@@ -356,6 +356,6 @@ def _pitch(v: Tensor, angle: Tensor) -> Tensor:
 
 
 def _yaw(v: Tensor, angle: Tensor) -> Tensor:
-    """From the body's space to the world's."""
+    """From body to scene coordinates."""
     x, y, z = v.unbind(-1)
     return _vector(x * angle.sin() + z * angle.cos(), y, x * angle.cos() - z * angle.sin())

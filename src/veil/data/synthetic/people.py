@@ -376,10 +376,10 @@ def _part_table(device: torch.device) -> _PartTable:
 
 
 class View(NamedTuple):
-    """How the world's metres become pixels; every tensor is ``(F, P)`` or broadcasts to it."""
+    """The projection from scene metres to pixels; every tensor is ``(F, P)`` or broadcasts to it."""
 
     scale: Tensor  # pixels a metre
-    x: Tensor  # where the world's origin is seen
+    x: Tensor  # pixel of the scene's origin
     y: Tensor
     tilt: float  # how far down the picture a metre towards the camera leads, in metres
 
