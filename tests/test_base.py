@@ -108,5 +108,5 @@ def test_every_package_of_the_extra_learn_has_its_sentence():
 def test_what_needs_an_extra_names_it_in_one_sentence(base, tmp_path, arguments):
     result = veil(base, *(str(word).format(tmp_path) for word in arguments))
     (line,) = result.stderr.strip().splitlines()
-    assert result.returncode == 2 and "veil-video[learn]" in line, result.stderr
+    assert result.returncode == 2 and ".[learn]" in line, result.stderr
     assert not [*tmp_path.iterdir()]

@@ -44,6 +44,16 @@ EXTRAS = {  # packages that the base installation does without, by the extra tha
 }
 
 
+def install_command(extra: str) -> str:
+    """The command that installs an extra. Veil is installed from its source folder, so that is where it is run."""
+    return f"`pip install '.[{extra}]'` in Veil's source folder"
+
+
+def missing_extra(what: str, extra: str) -> VeilError:
+    """The error where `what` needs packages of an extra that is not installed."""
+    return VeilError(f"{what}, which is not installed: run {install_command(extra)}.", code="extra-missing")
+
+
 @contextmanager
 def extras_required() -> Iterator[None]:
     """Turn the absence of a package of `EXTRAS` into a `VeilError` that gives the command to install it."""
@@ -53,11 +63,7 @@ def extras_required() -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         for extra, packages in EXTRAS.items():
             if package in packages:
-                raise VeilError(
-                    f"this needs the package '{package}', which is not installed: "
-                    f"run `pip install 'veil-video[{extra}]'`.",
-                    code="extra-missing",
-                ) from error
+                raise missing_extra(f"this needs the package '{package}'", extra) from error
         raise
 
 

@@ -41,7 +41,7 @@ def descendants() -> set[int]:
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """A cluster that this process has joined; all its processes end with the tests, however those end."""
-    pytest.importorskip("ray", reason="Ray is not installed: veil-video[ray]")
+    pytest.importorskip("ray", reason="Ray is not installed: .[ray]")
     before, folder = descendants(), tempfile.mkdtemp(prefix="r", dir="/tmp")  # sockets have short names
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)

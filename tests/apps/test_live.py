@@ -558,7 +558,7 @@ def test_with_a_display_that_does_not_answer_a_window_is_one_sentence():
     if sys.platform in ("darwin", "win32"):
         pytest.skip("there is always a display on this system")
     if not live_window.has_gui():
-        pytest.skip("this OpenCV has no windows: pip install 'veil-video[window]'")
+        pytest.skip("this OpenCV has no windows: pip install '.[window]'")
     ended = in_a_process(OPENED, DISPLAY=":987")
     assert ended.returncode == 1 and ended.stderr.split() == ["window-no-display"]
 
@@ -567,7 +567,7 @@ def test_a_window_that_is_closed_ends_it_and_is_not_opened_again():
     if not (xvfb := shutil.which("Xvfb")):
         pytest.skip("Xvfb is not installed: apt-get install xvfb")
     if not live_window.has_gui():
-        pytest.skip("this OpenCV has no windows: pip install 'veil-video[window]'")
+        pytest.skip("this OpenCV has no windows: pip install '.[window]'")
     screen = subprocess.Popen(
         [xvfb, "-displayfd", "1", "-screen", "0", "320x240x24"],
         stdout=subprocess.PIPE,

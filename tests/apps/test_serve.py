@@ -432,7 +432,7 @@ SERVER = """if True:
 def started(folder: Path, *, crash: bool = False, password: str = "") -> Iterator[SimpleNamespace]:
     """A server in a process of its own, whose files are in `folder`; it leaves none."""
     for package in server.PACKAGES:
-        pytest.importorskip(package, reason="the web app needs it: pip install 'veil-video[ui]'")
+        pytest.importorskip(package, reason="the web app needs it: pip install '.[ui]'")
     lazy = "import sys, json\n" + ONE_CORE.format(crash=crash)
     # Only an audit loads torch and what it takes to make it small.
     task = "import io\nline = sys.stdin.readline(); sys.stdin = io.StringIO(line)\n"
@@ -593,7 +593,7 @@ def test_without_its_packages_the_server_names_the_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with refuses("extra-missing") as refused:
         server.serve(port=0)
-    assert "veil-video[ui]" in str(refused.value)
+    assert ".[ui]" in str(refused.value)
 
 
 @pytest.mark.parametrize(

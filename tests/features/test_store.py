@@ -248,7 +248,7 @@ def test_a_folder_that_is_not_a_store_is_refused(tmp_path, store):
 
 def test_without_lance_there_is_a_remedy(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "lance", None)
-    with refuses("lance-missing"):
+    with refuses("extra-missing"):
         Store.open(tmp_path)
 
 

@@ -523,7 +523,7 @@ def test_a_single_process():
 def test_without_fabric(monkeypatch):
     for name in ("lightning_fabric", "lightning", "lightning.fabric"):
         monkeypatch.setitem(sys.modules, name, None)
-    with refuses("fabric-missing"):
+    with refuses("extra-missing"):
         launch(print, 2, accelerator="cpu")
 
 

@@ -402,7 +402,7 @@ def test_tensorboard_is_an_option(tmp_path, monkeypatch):
     run.finish()
     assert len([*(tmp_path / "run" / "tensorboard").iterdir()]) == 1
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with refuses("tensorboard-missing"):
+    with refuses("extra-missing"):
         Run.create(tmp_path / "other", RECIPE, "test", tensorboard=True)
     assert not (tmp_path / "other").exists()
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from veil.core import VeilError
+from veil.core import VeilError, missing_extra
 from veil.media import processes
 
 ItemT = TypeVar("ItemT")
@@ -151,9 +151,7 @@ def connect(address: str, workers: int | None = None) -> tuple[Any, bool]:
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise VeilError(
-            "--ray needs Ray: run `pip install 'veil-video[ray]'`.", code="extra-missing"
-        ) from None
+        raise missing_extra("--ray needs Ray", "ray") from None
     if ray.is_initialized():
         return ray, False
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from veil.core import VeilError
+from veil.core import VeilError, install_command
 from veil.nn import weights
 from veil.people import descriptors as dense
 
@@ -56,9 +56,7 @@ def examine() -> Iterator[Diagnosis]:
         try:
             yield Diagnosis(package, "good", importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
-            yield Diagnosis(
-                package, "optional", f"not installed ({use}): run `pip install 'veil-video[{extra}]'`"
-            )
+            yield Diagnosis(package, "optional", f"not installed ({use}): run {install_command(extra)}")
     yield from _devices()
     yield from _encoders()
     yield from _weights()

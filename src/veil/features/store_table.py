@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veil.core import VeilError
+from veil.core import VeilError, missing_extra
 from veil.data.sample import Sample, Segment
 from veil.features.bank import Bank, VideoFeatures, Vocabulary
 
@@ -247,8 +247,5 @@ def import_lance() -> tuple[Any, Any]:
         import lance
         import pyarrow as pa
     except ImportError as error:
-        raise VeilError(
-            "features on disk need Lance, which is not installed: install it with pip install 'veil-video[features]'.",
-            code="lance-missing",
-        ) from error
+        raise missing_extra("a store of features needs Lance", "features") from error
     return lance, pa

@@ -27,7 +27,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from veil.core import Image, VeilError
+from veil.core import Image, VeilError, missing_extra
 from veil.nn import weights
 from veil.nn.onnx import session
 
@@ -325,9 +325,7 @@ def _transformer(name: str) -> Any:
     try:
         import timm
     except ImportError as error:
-        raise VeilError(
-            f"the descriptor {name} needs timm: run `pip install 'veil-video[learn]'`.", code="extra-missing"
-        ) from error
+        raise missing_extra(f"the descriptor {name} needs timm", "learn") from error
     network = DESCRIPTORS[name].network
     assert network is not None
     return timm.create_model(network, pretrained=False, num_classes=0, dynamic_img_size=True).eval()

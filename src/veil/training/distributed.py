@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from veil.core import VeilError
+from veil.core import VeilError, missing_extra
 
 T = TypeVar("T")
 
@@ -107,11 +107,7 @@ def _fabric(**options: Any) -> Any:
         try:
             from lightning.fabric import Fabric  # type: ignore[no-redef]
         except ImportError:
-            raise VeilError(
-                "Lightning Fabric is not installed, and training with several processes needs it: "
-                "pip install 'veil-video[train]'.",
-                code="fabric-missing",
-            ) from None
+            raise missing_extra("training in several processes needs Lightning Fabric", "train") from None
     for name in ("lightning_fabric", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     return Fabric(**options)

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from veil.core import VeilError, io_errors
+from veil.core import io_errors, missing_extra
 from veil.training.run_files import lock, write_file
 from veil.training.steps import StepResult
 
@@ -137,9 +137,7 @@ def _summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise VeilError(
-            "TensorBoard is not installed: pip install 'veil-video[train]'.", code="tensorboard-missing"
-        ) from None
+        raise missing_extra("--tensorboard needs TensorBoard", "train") from None
     return SummaryWriter
 
 

@@ -15,7 +15,7 @@ from veil.apps.serve.jobs import COMMAND
 from veil.apps.serve.sessions import MIN_PASSWORD
 from veil.apps.serve.site import ServerSettings, Site
 from veil.apps.serve.uploads import Limits
-from veil.core import VeilError, io_errors
+from veil.core import VeilError, io_errors, missing_extra
 
 PACKAGES = ("starlette", "uvicorn")  # of the extra `ui`
 
@@ -90,10 +90,7 @@ def serve(
 def require_packages() -> None:
     """Refuse to start without the packages of the extra `ui`."""
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        raise VeilError(
-            f"the web app needs {' and '.join(missing)}: run `pip install 'veil-video[ui]'`.",
-            code="extra-missing",
-        )
+        raise missing_extra(f"the web app needs {missing[0]}", "ui")
 
 
 def read_password(file: str | None = None) -> str | None:
