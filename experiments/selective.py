@@ -20,7 +20,7 @@ import numpy as np
 from veil.data.synthetic import VideoGenerator
 from veil.methods import make
 from veil.methods.noise import CarriedNoise, Carry
-from veil.nn.flow import Dis, Motions, Speed, enlarge, inconsistent
+from veil.nn.flow import Dis, MotionEstimator, Speed, enlarge, inconsistent
 from veil.training.part_network.dataset import PEOPLE, read_labelled_images
 
 SIZE = (480, 640)
@@ -46,8 +46,8 @@ def frames_of(video: Path, length: float, start: float, longest: int = 640) -> I
 def flow_between(before: Array, after: Array, how: Speed) -> tuple[Array, Array]:
     """Forward flow ``(H, W, 2)`` in pixels of the frames, and where ``(H, W)`` going there and back agrees."""
     dis = Dis(how)
-    small = dis.see(before), dis.see(after)
-    forward, back = dis.between(*small)
+    small = dis.prepare(before), dis.prepare(after)
+    forward, back = dis.estimate(*small)
     size = before.shape[0], before.shape[1]
     scale = np.array([size[1] / small[0].shape[1], size[0] / small[0].shape[0]], np.float32)
     sure = ~inconsistent(forward, back)
@@ -69,7 +69,7 @@ class Truth:
 
 def estimated(frames: list[Array], how: Speed) -> list[Truth]:
     """The flow of the video itself for the truth, where going there and back agrees; none where the scene changes."""
-    told, motions = [], Motions(Dis(how))
+    told, motions = [], MotionEstimator(Dis(how))
     cuts = [motion is not None and motion.cut for motion in map(motions.step, frames)]
     for cut, (before, after) in zip(cuts[1:], pairwise(frames), strict=True):
         flow, sure = flow_between(before, after, how)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -317,6 +316,7 @@ def test_published_figures_read_again():
 
 
 points = st.lists(st.tuples(unit, unit), min_size=1, max_size=8)
+ranges = st.tuples(st.floats(0, 0.5), st.floats(0.502, 1))  # chance, raw
 
 
 @settings(max_examples=100, deadline=None)
@@ -336,11 +336,11 @@ def test_hypervolume_is_the_union_of_rectangles(
 
 
 @settings(max_examples=60, deadline=None)
-@given(points, unit, unit, unit, unit)
+@given(points, ranges, ranges)
 def test_normalised_hypervolume(
-    ps: list[tuple[float, float]], low: float, high: float, safe: float, bare: float
+    ps: list[tuple[float, float]], use: tuple[float, float], leak: tuple[float, float]
 ):
-    assume(high - low > 1e-3 and bare - safe > 1e-3)
+    (low, high), (safe, bare) = use, leak
     a, p = np.array(ps).T
     score = m.hypervolume(a, p, accuracy_range=(low, high), leakage_range=(safe, bare))
     u = np.clip((a - low) / (high - low), 0, 1)
@@ -666,14 +666,18 @@ def test_videos_are_drawn_and_not_their_frames():
     assert one is not None and naive is not None and naive[1] - naive[0] < (one[1] - one[0]) / 2
 
 
-def test_a_thousand_resamples_of_vispr_take_seconds():
-    rng = np.random.default_rng(0)
-    s, y = rng.random((8000, 7)), rng.random((8000, 7)) < 0.25
-    start = time.process_time()
-    m.class_mean_average_precision(s, y, bootstrap=Bootstrap(1000))
-    assert time.process_time() - start < 10
+def test_resamples_are_computed_together():
+    """A thousand resamples of VISPR's test set are a few dozen calls, not a thousand."""
+    calls = []
+
+    def mean(weights: Any) -> Any:
+        calls.append(weights.shape)
+        return weights.mean(axis=0)
+
+    assert len(Bootstrap(1000).draws(mean, 8000)) == 1000
+    assert sum(resamples for _, resamples in calls) == 1000 and len(calls) < 20
 
 
-def test_metrics_never_load_torch():
-    code = "import sys, veil.metrics; sys.exit('torch' in sys.modules)"
+def test_metrics_are_imported_without_libraries_of_the_extra_learn():
+    code = "import sys, veil.metrics; sys.exit(bool({'torch', 'sklearn', 'scipy'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

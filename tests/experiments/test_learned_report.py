@@ -26,7 +26,7 @@ def row(role: str, by: str, value: float, knowledge: str = "adaptive") -> dict[s
 
 def put(folder: Path, method: str, seed: int, *scores: dict[str, Any]) -> None:
     """A record as experiments.learned leaves it."""
-    seconds = {"training_seconds": 100.0 + seed, "evaluation_seconds": 60.0}
+    seconds: dict[str, Any] = {"training_seconds": 100.0 + seed, "evaluation_seconds": 60.0}
     records.append(folder, Record("utd-mhad", method, seed, list(scores), commit="0123456789", **seconds))
 
 
