@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from veil.features.heads import sequence as S
-from veil.features.heads.action import Action
+from veil.features.heads.action import ActionHead
 from veil.metrics import top1
 
 approx = pytest.approx
@@ -81,7 +81,7 @@ def test_masks_of_another_shape_are_refused():
 
 
 def test_the_loss_of_actions():
-    head, x, labels = Action(4, 3), draw(2, 5, 4), torch.tensor([2, 0])
+    head, x, labels = ActionHead(4, 3), draw(2, 5, 4), torch.tensor([2, 0])
     mask = masked([2, 5], 5)
     naive = 0.0
     for v, n in ((0, 2), (1, 5)):
@@ -94,7 +94,7 @@ def test_the_loss_of_actions():
 
 
 def test_the_loss_of_several_actions():
-    head, x, labels = Action(4, 3, several=True), draw(2, 5, 4), torch.tensor([[1, 0, 1], [0, 0, 1]])
+    head, x, labels = ActionHead(4, 3, several=True), draw(2, 5, 4), torch.tensor([[1, 0, 1], [0, 0, 1]])
     mask = masked([2, 5], 5)
     naive = 0.0
     for v, n in ((0, 2), (1, 5)):
@@ -107,7 +107,7 @@ def test_the_loss_of_several_actions():
 
 
 def test_a_video_is_the_mean_of_its_clips():
-    head, x, mask = Action(4, 3), draw(2, 5, 4), masked([2, 5], 5)
+    head, x, mask = ActionHead(4, 3), draw(2, 5, 4), masked([2, 5], 5)
     share = head.probabilities(x, mask)
     torch.testing.assert_close(share[0], head.linear(x[0, :2]).softmax(1).mean(0).detach())
     dirty = x.clone()
@@ -118,7 +118,7 @@ def test_a_video_is_the_mean_of_its_clips():
 
 def test_actions_are_learned():
     torch.manual_seed(0)
-    head, labels = Action(8, 4), torch.arange(32) % 4
+    head, labels = ActionHead(8, 4), torch.arange(32) % 4
     x = draw(32, 6, 8) + 3 * F.one_hot(labels, 8)[:, None]
     step = torch.optim.Adam(head.parameters(), 0.05)
     for _ in range(40):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from veil.features.adapter import Adapter
 from veil.features.bank import Bank
-from veil.features.heads.action import Action
+from veil.features.heads.action import ActionHead
 from veil.features.heads.anomaly import MGFN, binned
 from veil.features.heads.detection import TriDet
 from veil.features.training_data import FeatureBatch
@@ -64,7 +64,7 @@ class TaskHeads:
 
     def __init__(self, config_: HeadsConfig, banks: dict[str, Bank]) -> None:
         dim = banks["action"].dim
-        self.action = Action(dim, len(banks["action"].actions))
+        self.action = ActionHead(dim, len(banks["action"].actions))
         self.by_task: dict[str, nn.Module] = {"action": self.action}
         if "detection" in banks:
             sizes = config.as_dict(config_.detection)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from veil.features.heads.sequence import checked, clip_mean, emptied
 
 
-class Action(nn.Module):
+class ActionHead(nn.Module):
     """Features `(B, N, D)` of N clips in, logits `(B, N, K)` of each clip out; `probabilities` are a video's.
 
     `several`: a video may show several actions, or none, and its labels are a row of 0 and 1.
