@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from experiments import learned, learned_report, records, splavu
+from experiments import filters, learned, learned_report, records, splavu
 from experiments.records import Current, Record
+from veil.audit.audit_data import AuditData
+from veil.audit.result import Result, Row
+from veil.data import read
 
 SCORE = {
     "role": "utility", "target": "action", "by": "a", "knowledge": "adaptive", "encoding": "8-bit",
@@ -120,3 +123,15 @@ def test_the_recipe_of_every_row_is_read(name: str) -> None:
 @pytest.mark.parametrize("name", splavu.ROWS)
 def test_the_recipe_of_every_row_of_features_is_read(name: str) -> None:
     assert len(splavu.current(name).code) == 64
+
+
+def test_a_result_of_the_audit_becomes_a_record_and_is_read_back() -> None:
+    row = Row("leakage", "identity", "a", "adaptive", "8-bit", "same dataset: x", "top-1", (0.5,), 0.1, 20)
+    result = Result("raw", {}, "x", (row,), (), {"seeds": [0], "suite": {}}, ("sound",), device="CPU")
+    data = AuditData(read("synthetic", size=16, count=8))
+    made = filters.record_of(result, "utd-mhad", 0, data, None, Current("c", "s"))
+    assert made.code == "c" and made.suite == "s" and made.data and made.weights and made.time
+    (score,) = records.measurements(made)
+    assert (score.value, score.knowledge, score.encoding) == (0.5, "adaptive", "8-bit")
+    plain = Record(**json.loads(json.dumps(asdict(made))))
+    assert filters.result_of(plain, [plain]).rows == (row,)

@@ -5,7 +5,7 @@
 positives) it is nan and a note gives the reason; where it has little meaning, a note says so.
 *Intervals* are percentile bootstraps that resample whole videos, since frames of one video are not independent.
 Every metric has a statistic as a function of how often each video counts. So sorting and matching are done once, and
-resamples are computed together: a library call for each of a thousand resamples would take ten times as long.
+resamples are computed together: library calls for each resample take 13 times as long for 8,000 videos, 190 times for 200.
 """
 
 from __future__ import annotations
