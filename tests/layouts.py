@@ -19,12 +19,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from veil.media.sinks import open_sink
 from veil.media.video import FrameTime, VideoInfo
 
 SHARED = Path(__file__).parents[1].parent / "shared"
+
+
+def real(folder: str) -> Path:
+    """A real dataset of the folder 'shared', or a skipped test."""
+    path = SHARED / "data" / folder
+    if not path.is_dir():
+        pytest.skip(f"the dataset {folder} is not in the folder 'shared' beside the checkout")
+    return path
+
+
 HMDB_NAME = "Film{film}_{action}_u_nm_np1_ba_goo_{number}"
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 
 import clips
 from conftest import SHARED, called, needs_shared, veil
+from layouts import real
 from veil.apps import demo
 from veil.apps.demo import sample
 from veil.media.sources import open_source
@@ -329,9 +330,11 @@ def started(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def until(condition, seconds=300) -> None:
+def until(condition, process: subprocess.Popen[str], seconds=300) -> None:
+    """Wait until something is true of what a process does; fail at once where it has ended."""
     deadline = time.monotonic() + seconds
     while not condition():
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -348,7 +351,7 @@ def long(tmp_path_factory) -> Path:
 def test_a_signal_in_the_middle_leaves_no_output(number, long, tmp_path):
     (tmp_path / "new").mkdir()
     process = started("anonymize", long, "-o", "new/out.mp4", "--report", "new/r.json", cwd=tmp_path)
-    until(lambda: any(path.stat().st_size for path in (tmp_path / "new").iterdir()))
+    until(lambda: any(path.stat().st_size for path in (tmp_path / "new").iterdir()), process)
     time.sleep(0.3)
     assert process.poll() is None, "it ended before it could be stopped"
     process.send_signal(number)
@@ -364,10 +367,10 @@ def test_a_signal_in_the_middle_leaves_no_output(number, long, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_in_training_names_the_option_to_resume(tmp_path):
-    small = "size = 16\nframes = 2\nlength = 2\nbatch = 2\nsteps = 1000\noptions = { count = 60 }\n"
+    small = "[data]\nsize = 16\nlength = 2\nbatch = 2\noptions = { count = 60 }\n[schedule]\nsteps = 1000\n"
     (tmp_path / "recipe.toml").write_text('method = "recognize"\n' + small)
     process = started("train", "recipe.toml", "-o", "run", "--device", "cpu", cwd=tmp_path)
-    until((tmp_path / "run" / "checkpoints" / "index.json").exists)
+    until((tmp_path / "run" / "checkpoints" / "index.json").exists, process)
     process.send_signal(signal.SIGINT)
     _, words = process.communicate(timeout=300)
     assert process.returncode == 130
@@ -407,7 +410,9 @@ def stream(face):
 @pytest.mark.slow
 def test_ctrl_c_finishes_the_file_of_a_stream(stream, tmp_path):
     process = started("anonymize", stream, "-o", "out.mp4", cwd=tmp_path)
-    until(lambda: any(path.stat().st_size > 4000 for path in tmp_path.iterdir()))  # more than a header
+    until(
+        lambda: any(path.stat().st_size > 4000 for path in tmp_path.iterdir()), process
+    )  # more than a header
     process.send_signal(signal.SIGINT)
     told, words = process.communicate(timeout=300)
     assert process.returncode == 0, words
@@ -429,12 +434,11 @@ def test_data_check_reports_whether_a_dataset_is_usable(tmp_path):
     assert wrong.returncode == 2 and "KEY=VALUE" in wrong.stderr
 
 
-@needs_shared
 @pytest.mark.parametrize(
     ("name", "folder"), [("utd-mhad", "utd_mhad_depth"), ("ucf-sports", "ucf_sports"), ("utkface", "utkface")]
 )
 def test_data_check_of_real_datasets(name, folder):
-    assert called("data", "check", name, SHARED / "data" / folder).returncode == 0
+    assert called("data", "check", name, real(folder)).returncode == 0
 
 
 @pytest.mark.parametrize(

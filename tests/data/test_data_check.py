@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 import layouts
-from layouts import SHARED
+from layouts import real
 from veil.data import synthetic
 from veil.data.check import PUBLISHED, SHOWN, DatasetCheck, check, contact_sheet
-
-needs_data = pytest.mark.skipif(not (SHARED / "data").is_dir(), reason=f"{SHARED / 'data'} is not there")
 
 
 def test_what_cannot_be_read_is_not_usable(tmp_path: Path) -> None:
@@ -102,13 +100,12 @@ def test_every_dataset_on_disk_has_published_counts() -> None:
     assert set(PUBLISHED) == set(DATASETS) - {"synthetic"}
 
 
-@needs_data
 @pytest.mark.parametrize(
     ("name", "folder", "samples"),
     [("utd-mhad", "utd_mhad_depth", 861), ("ucf-sports", "ucf_sports", 133), ("utkface", "utkface", 9_778)],
 )
 def test_the_real_datasets_are_usable(name: str, folder: str, samples: int) -> None:
-    found = check(name, SHARED / "data" / folder, sheet=12)
+    found = check(name, real(folder), sheet=12)
     assert found.exit_code == 0, found.problem
     assert {count.what: count.found for count in found.counts}["samples"] == samples
     assert found.sheet is not None

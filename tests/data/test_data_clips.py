@@ -7,7 +7,7 @@ import pytest
 
 import layouts
 from errors import refuses
-from layouts import SHARED
+from layouts import SHARED, real
 from veil import data
 from veil.core import VeilError
 from veil.data import Dataset, gait, recorded_actions, web_actions
@@ -269,11 +269,10 @@ def test_ucf_sports_as_published_and_merged(tmp_path: Path) -> None:
     assert web_actions.ucf_sports(tmp_path, merged=True).actions == ("Diving", "Golf-Swing")
 
 
-@needs_data
 def test_ucf_sports_as_it_is() -> None:
-    dataset = data.read("ucf-sports", SHARED / "data" / "ucf_sports")
+    dataset = data.read("ucf-sports", real("ucf_sports"))
     assert (len(dataset.samples), len(dataset.actions)) == (133, 13)
-    assert len(web_actions.ucf_sports(SHARED / "data" / "ucf_sports", merged=True).actions) == 10
+    assert len(web_actions.ucf_sports(real("ucf_sports"), merged=True).actions) == 10
     assert all(
         len({sample.action for sample in dataset.split(split)}) == 13 for split in ("train", "val", "test")
     )
