@@ -398,6 +398,7 @@ def test_any_size_of_picture_and_any_place(embedder, shape):
 
 
 @needs_shared
+@pytest.mark.slow
 def test_two_presidents(embedder, tmp_path):
     import veil
 

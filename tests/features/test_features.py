@@ -219,6 +219,7 @@ def extract_blue(path: Path) -> float:
 
 
 @needs_lance
+@pytest.mark.slow
 def test_several_workers_make_what_one_makes(folder, tmp_path):
     from veil.features.store import Store
 
