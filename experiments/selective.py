@@ -82,7 +82,7 @@ def estimated(frames: list[Array], how: Speed) -> list[Truth]:
 def joints_of_the_world(index: int, size: int = 384, length: int = 40) -> tuple[list[Array], list[Truth]]:
     """A clip of the synthetic world, and the way of each joint that is in the picture, as its skeletons tell."""
     frames, truth = VideoGenerator(0, size, fps=25).render([index], "clips", length=length)
-    joints = truth.joints[0, :, truth.there[0]].double().numpy()  # (T, P, POINTS, 2)
+    joints = truth.joints[0, :, truth.present[0]].double().numpy()  # (T, P, POINTS, 2)
     told = []
     for before, after in pairwise(joints.reshape(length, -1, 2)):
         inside = ((before > 8) & (before < size - 9)).all(-1)

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from veil.training.fit import Phase, PhaseSequence, StepResult
+from veil.training.phase import Phase
+from veil.training.sequence import PhaseSequence
+from veil.training.steps import StepResult
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 FILES = sorted(FOLDER.rglob("*.toml"))

@@ -237,7 +237,7 @@ def test_company_is_kept_in_half_of_the_clips_and_in_every_fight() -> None:
     assert company.mean() == 0.5
     assert company[fight].all()
     assert company[~fight].mean() == pytest.approx(5 / 11)
-    assert torch.equal(company > 0, truth.there[:, 1])
+    assert torch.equal(company > 0, truth.present[:, 1])
 
 
 def _doing(action: int, time: float, phase: float = 0.3) -> ActionState:
@@ -261,7 +261,7 @@ def test_every_action_moves_the_body_and_standing_does_not() -> None:
     own = truth.joints[:, :, 0] - truth.joints[:, :, 0, :1]  # from the hips: (B, T, POINTS, 2)
     moved = (own - own[:, :1]).norm(dim=-1).amax((1, 2))
     assert moved.min() > 12  # pixels
-    still = truth.there[:, 1] & (truth.action != ACTIONS.index("fight"))
+    still = truth.present[:, 1] & (truth.action != ACTIONS.index("fight"))
     company = truth.joints[still][:, :, 1] - truth.joints[still][:, :, 1, :1]
     assert still.any()
     assert (company - company[:, :1]).norm(dim=-1).max() < 6

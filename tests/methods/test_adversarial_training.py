@@ -33,9 +33,9 @@ from veil.nn import image, video
 from veil.training import config, data_config, frame_cache
 from veil.training.data import TrainingBatch, TrainingData
 from veil.training.data_config import DataConfig, PrivateData
-from veil.training.fit import Setup, Step
 from veil.training.networks import clip_network, frame_network
 from veil.training.recipe import Training
+from veil.training.steps import Setup, Step
 
 CPU = torch.device("cpu")
 DATA = DataConfig(size=32, length=4, batch=4, image_pairs=4)

@@ -81,9 +81,9 @@ def test_any_size_and_within_the_range(name):
     net = fresh(name)
     for height, width in ((64, 64), (33, 70), (17, 5), (1, 1)):
         images = torch.rand(1, 3, height, width)
-        kept, drawn = images.clone(), net(images)
-        assert drawn.shape == images.shape and torch.equal(images, kept)
-        assert drawn.min() >= 0 and drawn.max() <= 1
+        kept, output = images.clone(), net(images)
+        assert output.shape == images.shape and torch.equal(images, kept)
+        assert output.min() >= 0 and output.max() <= 1
     with pytest.raises(ValueError, match=r"\(1, 4, 8, 8\)"):
         net(torch.rand(1, 4, 8, 8))
 
@@ -145,8 +145,8 @@ def test_training_on_the_smallest_image_reduces_the_loss(name):
 def test_the_translator_is_grey_and_between_black_and_white():
     net = fresh("translator")
     assert isinstance(net, Translator)
-    drawn = net(torch.rand(1, 3, 32, 32))
-    assert torch.equal(drawn[:, 0], drawn[:, 1]) and torch.equal(drawn[:, 1], drawn[:, 2])
+    output = net(torch.rand(1, 3, 32, 32))
+    assert torch.equal(output[:, 0], output[:, 1]) and torch.equal(output[:, 1], output[:, 2])
     for value, grey in ((-30.0, 0.0), (0.0, 0.5), (30.0, 1.0)):
         nn.init.zeros_(net.decoder[-1].weight)  # pyright: ignore[reportArgumentType]
         nn.init.constant_(net.decoder[-1].bias, value)  # pyright: ignore[reportArgumentType]
@@ -254,12 +254,12 @@ def test_every_frame_stays_in_its_place():
     for index, image in enumerate(seen[0]):  # every image is one frame of one video
         assert torch.equal(image, clip[index // 4, :, index % 4])
     clip = torch.rand(2, 3, 4, 40, 24)
-    drawn, unet = per_frame(fresh("unet"), clip), fresh("unet")
-    assert drawn.shape == clip.shape
+    output, unet = per_frame(fresh("unet"), clip), fresh("unet")
+    assert output.shape == clip.shape
     for video in range(2):
         for time in range(4):
             alone = unet(clip[video, :, time][None])[0]
-            assert torch.allclose(drawn[video, :, time], alone, atol=1e-5)
+            assert torch.allclose(output[video, :, time], alone, atol=1e-5)
     with pytest.raises(ValueError, match=r"\(2, 4, 3, 5, 5\)"):
         per_frame(unet, torch.rand(2, 4, 3, 5, 5))
 
@@ -278,8 +278,8 @@ def test_an_exported_network_is_the_same(name, tmp_path: Path):
     for batch, height, width in ((1, 64, 32), (3, 32, 80), (2, 96, 64)):
         images = torch.rand(batch, 3, height, width)
         ours, fed = net(images).numpy(), {"images": images.numpy()}
-        assert np.abs(np.asarray(whole.run(["drawn"], fed)[0]) - ours).max() < 1e-4
-        assert np.abs(np.asarray(half.run(["drawn"], fed)[0]) - ours).max() < 2e-2
+        assert np.abs(np.asarray(whole.run(["output"], fed)[0]) - ours).max() < 1e-4
+        assert np.abs(np.asarray(half.run(["output"], fed)[0]) - ours).max() < 2e-2
 
 
 @pytest.mark.parametrize("size", [(64, 50), 0])

@@ -190,7 +190,7 @@ def _run(
 
 
 def _refuse_other(manifest: Manifest, tasks: Sequence[VideoTask], recorded: Mapping[str, Any]) -> None:
-    """Refuse to mix outputs of different options in a folder; else nobody could tell how each is protected."""
+    """Refuse to mix outputs of different options in a folder; else it would be unknown how each is protected."""
     for task in tasks:
         last = manifest.last.get(task.target)
         if last and last.state == "done" and last.options is not None and last.options != recorded:

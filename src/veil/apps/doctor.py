@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from veil.core import VeilError, install_command
 from veil.nn import weights
-from veil.people import descriptors as dense
+from veil.people import descriptors
 
 ESSENTIAL = (
     "av",
@@ -121,10 +121,10 @@ def _weights() -> Iterator[Diagnosis]:
                 yield Diagnosis(
                     label, state, f"{entry.purpose}; {entry.licence}; not here: {weights.remedy(name)}"
                 )
-    for name, kind in dense.DESCRIPTORS.items():
+    for name, kind in descriptors.DESCRIPTORS.items():
         if kind.network:
             use = f"describes places; {kind.licence}"
             try:
-                yield Diagnosis(f"weights {name}", "good", f"{use}; {dense.keys_file(name)}")
+                yield Diagnosis(f"weights {name}", "good", f"{use}; {descriptors.keys_file(name)}")
             except VeilError as error:
                 yield Diagnosis(f"weights {name}", "optional", f"{use}; {error}")

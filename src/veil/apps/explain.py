@@ -39,7 +39,7 @@ _GAP, _LINE = 12, 20
 _INK, _FAINT, _OUTLINE = (32, 32, 36), (110, 110, 118), (0, 235, 255)
 
 
-class _Sample(NamedTuple):
+class _SampledFrame(NamedTuple):
     """One frame after anonymization, made small, with its maps in 255ths."""
 
     seconds: float
@@ -74,7 +74,7 @@ class ExplanationFolder:
     def __init__(self, folder: Path, *, overwrite: bool):
         self._folder, self._overwrite = folder, overwrite
         self._files: dict[str, str] = {}  # by what was looked for
-        self._kept: list[_Sample] = []
+        self._kept: list[_SampledFrame] = []
         self._looked, self._step = 0, 1  # frames that could be samples, and which of them are
         self._coverage = _Coverage()
         with io_errors(self._folder, "written"):
@@ -107,7 +107,7 @@ class ExplanationFolder:
         if self._looked % self._step == 0:
             frame = _resized(explained.frame, _fit(explained.frame.shape, _SIDE))
             maps = {name: _bytes(values) for name, values in explained.maps.items()}
-            self._kept.append(_Sample(seconds, share, frame, _bytes(explained.hidden), maps))
+            self._kept.append(_SampledFrame(seconds, share, frame, _bytes(explained.hidden), maps))
             if len(self._kept) > _MOST:
                 self._step *= 2
                 self._kept = self._kept[::2]
@@ -297,7 +297,7 @@ def _marks(first: float, last: float) -> list[float]:
     return [step * k for k in range(int(np.ceil(first / step - 1e-6)), int(np.floor(last / step + 1e-6)) + 1)]
 
 
-def _spread(samples: Sequence[_Sample], most: int) -> list[_Sample]:
+def _spread(samples: Sequence[_SampledFrame], most: int) -> list[_SampledFrame]:
     """At most `most` of the samples, evenly spaced, the first and the last among them."""
     at = np.linspace(0, len(samples) - 1, min(most, len(samples))).round().astype(int)
     return [samples[i] for i in at]
@@ -336,7 +336,7 @@ def _inferno(values: _Bytes) -> _Bytes:
     return cv2.applyColorMap(values, cv2.COLORMAP_INFERNO)[..., ::-1].astype(np.uint8)
 
 
-def _tile(sample: _Sample, name: str | None, side: int, seconds: float | None = None) -> Image.Image:
+def _tile(sample: _SampledFrame, name: str | None, side: int, seconds: float | None = None) -> Image.Image:
     """One heat map of a sample (None: of what was hidden, outlined) with a caption below it."""
     frame = _resized(sample.frame, _fit(sample.frame.shape, side))
     if name is None:
@@ -376,7 +376,7 @@ def _page(title: str, tiles: Sequence[Image.Image], columns: int = 4) -> Image.I
     return page
 
 
-def _sheet(samples: Sequence[_Sample], names: Sequence[str]) -> Image.Image:
+def _sheet(samples: Sequence[_SampledFrame], names: Sequence[str]) -> Image.Image:
     """A row a sample: the frame after anonymization, the heat map of each thing, and what was hidden."""
     side = 260 if len(names) <= 3 else 200
     rows = []

@@ -13,9 +13,11 @@ from veil.audit.recognizer_training import RecognizerBatches, new_recognizer, va
 from veil.audit.videos import gather
 from veil.core import VeilError
 from veil.data import read as read_data
-from veil.training.fit import LRSchedule, Phase, Step
+from veil.training.phase import Phase
 from veil.training.precision import mixed_precision
 from veil.training.recipe import STRICT, LearningRate, Seed, Training
+from veil.training.schedule import LRSchedule
+from veil.training.steps import Step
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

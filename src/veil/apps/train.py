@@ -22,19 +22,12 @@ from veil.data.listing import FolderNotGiven
 from veil.features.registry import RECIPES as FEATURE_RECIPES
 from veil.methods.recipes import RECIPES as PIXEL_RECIPES
 from veil.training import config
-from veil.training.fit import (
-    NotFinite,
-    StepResult,
-    fit,
-    is_batch_too_small,
-    is_out_of_memory,
-    launch,
-    rank,
-    torch_device,
-    world_size,
-)
+from veil.training.distributed import launch, rank, world_size
+from veil.training.fit import fit
+from veil.training.memory import is_batch_too_small, is_out_of_memory, torch_device
 from veil.training.recipe import Recipe, Training
 from veil.training.run import Run
+from veil.training.steps import NotFinite, StepResult
 
 RECIPES: dict[str, type[Recipe]] = {
     **PIXEL_RECIPES,

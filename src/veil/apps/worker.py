@@ -138,7 +138,7 @@ class VideoWorker:
     """Anonymizes one video after the other by a method that it makes once."""
 
     def __init__(self, options: BatchOptions, share: int | None = None, device: str | None = None) -> None:
-        """``share``: how many of the machine's cores are for it [all]; ``device``: for methods that ask for one."""
+        """``share``: how many of the machine's cores are for it [all]; ``device``: for methods that need one."""
         self.options, self._device = options, device
         self._slot = WorkerSlot()
         if share:

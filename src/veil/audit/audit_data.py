@@ -48,14 +48,18 @@ class AuditData:
             )
         narrow = " of chosen labels" if self.actions or self.attributes else ""
         across = "same dataset" if self.private is None else "cross-dataset"
-        asked: list[AuditQuestion] = []
+        questions: list[AuditQuestion] = []
         for target in _targets(utility):
             if target == "action":
-                asked.append(AuditQuestion(utility, "utility", target, f"{across}: {utility.name}{narrow}"))
+                questions.append(
+                    AuditQuestion(utility, "utility", target, f"{across}: {utility.name}{narrow}")
+                )
         for target in _targets(private):
             if target != "action":
-                asked.append(AuditQuestion(private, "leakage", target, f"{across}: {private.name}{narrow}"))
-        targets = {question.target for question in asked}
+                questions.append(
+                    AuditQuestion(private, "leakage", target, f"{across}: {private.name}{narrow}")
+                )
+        targets = {question.target for question in questions}
         for chosen, target, dataset in ((actions, "action", utility), (attributes, "attributes", private)):
             if chosen and target not in targets:  # labels that were named are never left out silently
                 raise VeilError(
@@ -63,13 +67,13 @@ class AuditData:
                     f"{', '.join(chosen)}: choose other labels.",
                     code="audit-labels-missing",
                 )
-        if not asked:
+        if not questions:
             raise VeilError(
                 f"{utility.name} and {private.name} are labelled with neither actions nor identities nor attributes in "
                 "their training, validation and test videos: choose data that is.",
                 code="audit-unlabelled",
             )
-        return asked
+        return questions
 
 
 def limited(dataset: Dataset, videos: int | None) -> list[Sample]:

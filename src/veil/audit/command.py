@@ -26,7 +26,7 @@ from veil.data import Dataset, read
 from veil.media.sources import open_source
 from veil.methods import make
 from veil.nn import image, video
-from veil.training.fit import torch_device
+from veil.training.memory import torch_device
 
 BY_DEFINITION = "1 by definition: the probes are the people who are recognised in raw video"
 

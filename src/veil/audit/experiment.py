@@ -22,7 +22,7 @@ from veil.audit.recognition import RecognizerSpec, TrainedRecognizer, TrainingBu
 from veil.audit.recognizer_training import train_recognizer
 from veil.audit.result import Encoding, Knowledge, Role, Row
 from veil.audit.videos import Videos
-from veil.training.fit import with_smaller_batches
+from veil.training.memory import with_smaller_batches
 
 SplitVideos = dict[str, Videos]  # train, val, test
 Anonymize = Callable[[str], Videos]  # the videos of a split, as an attacker has them

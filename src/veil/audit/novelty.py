@@ -16,7 +16,7 @@ def trained_labels(config: DataConfig) -> dict[str, list[str]]:
 def not_novel(config: DataConfig, data: AuditData) -> Iterator[str]:
     """Where labels were chosen, for a run or for its audit: the labels under audit that the run was trained with."""
     private = data.private or data.utility
-    asked = {
+    audited = {
         "actions": data.actions or data.utility.actions,
         "attributes": data.attributes or private.attributes,
     }
@@ -24,5 +24,5 @@ def not_novel(config: DataConfig, data: AuditData) -> Iterator[str]:
     if data.actions and not trained["actions"] and config.name == data.utility.name:
         trained["actions"] = [*data.utility.actions]
     for kind, names in trained.items():
-        if both := [name for name in asked[kind] if name in names]:
+        if both := [name for name in audited[kind] if name in names]:
             yield f"Novel {kind} alone: the run was trained with {', '.join(both)}."

@@ -24,7 +24,7 @@ PointKind = Literal["method", "front", "raw", "corner"]
 
 WIDTH, HEIGHT = 400, 372  # pixels
 _DPI = 72  # so that a point is a pixel
-_COLOURS = {  # drawn with: name in the page's style sheet, colour in a file of its own
+_COLOURS = {  # as plotted: name in the page's style sheet, colour in a file of its own
     "#010101": ("--ink", "#1c2226"),
     "#010102": ("--soft", "#56606a"),
     "#010103": ("--line", "#dcdfdc"),
@@ -63,7 +63,7 @@ class TradeOffPlot:
 
 def trade_off_svg(plot: TradeOffPlot) -> str:
     """The plot as an SVG file."""
-    inner = _with_colours(_drawn(plot), [colour for _, colour in _COLOURS.values()])
+    inner = _with_colours(_elements(plot), [colour for _, colour in _COLOURS.values()])
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" font-family="sans-serif">'
     back = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
     return f"{head}{back}{inner}</svg>\n"
@@ -71,13 +71,13 @@ def trade_off_svg(plot: TradeOffPlot) -> str:
 
 def inline_trade_off(plot: TradeOffPlot, key: str, title: str, description: str) -> str:
     """The plot as an element of a page, read aloud by title and description; `key` is unique in the page."""
-    inner = _with_colours(_drawn(plot), [f"var({name})" for name, _ in _COLOURS.values()])
+    inner = _with_colours(_elements(plot), [f"var({name})" for name, _ in _COLOURS.values()])
     about = f'<title id="{key}">{html.escape(title)}</title><desc id="{key}-desc">{html.escape(description)}</desc>'
     named = f'role="img" aria-labelledby="{key} {key}-desc" class="plot"'
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" {named}>{about}{inner}</svg>'
 
 
-def _drawn(plot: TradeOffPlot) -> str:
+def _elements(plot: TradeOffPlot) -> str:
     """The elements inside the SVG; colours are those of `_COLOURS`."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -195,7 +195,7 @@ def _mark(axes: Axes, point: PlotPoint) -> None:
 
 
 def _corners(plot: TradeOffPlot) -> list[PlotPoint]:
-    """Destroyed, ideal and, where it is no point already, raw video."""
+    """Destroyed, ideal and, unless it is a point already, raw video."""
     if plot.enlarged:
         return []
     (no_use, no_leak), (raw_use, raw_leak) = plot.chance, plot.raw
@@ -271,6 +271,6 @@ def _cleaned(svg: str) -> str:
 
 
 def _with_colours(svg: str, colours: Sequence[str]) -> str:
-    for drawn, shown in zip(_COLOURS, colours, strict=True):
-        svg = svg.replace(drawn, shown)
+    for placeholder, shown in zip(_COLOURS, colours, strict=True):
+        svg = svg.replace(placeholder, shown)
     return svg

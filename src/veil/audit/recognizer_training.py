@@ -26,7 +26,10 @@ from veil.audit.recognition import (
 from veil.audit.videos import Videos
 from veil.core import VeilError
 from veil.nn.kernel import KernelClassifier
-from veil.training.fit import LRSchedule, Setup, Step, fit, rank, world_size
+from veil.training.distributed import rank, world_size
+from veil.training.fit import fit
+from veil.training.schedule import LRSchedule
+from veil.training.steps import Setup, Step
 
 CHECKS = 12  # validations in a round
 DONE = 0.01  # of the loss of a constant answer: nothing is left to learn

@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from veil.audit.videos import Videos
-from veil.training.fit import LRSchedule, Setup, Step, fit
+from veil.training.fit import fit
+from veil.training.schedule import LRSchedule
+from veil.training.steps import Setup, Step
 
 PAIRS = 2048  # frames from which a key is found
 FRAME_BATCH = 256  # frames reconstructed together

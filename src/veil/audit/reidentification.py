@@ -63,7 +63,7 @@ class IdentificationCounts:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Who is recognised in a tool's output, beside the raw videos."""
+    """The people recognised in a tool's output, and those recognised in the raw videos."""
 
     names: tuple[str, ...]  # of the gallery
     threshold: float
@@ -153,15 +153,15 @@ def compare_folders(
     bootstrap: Resampling = Bootstrap(),
     progress: Progress | None = None,
 ) -> Comparison:
-    """Judge what a tool made of the videos and stills in a folder, ``RAW/a/x.mp4`` by ``ANONYMIZED/a/x.*``.
+    """Measure how well a tool hides people in the videos and stills of a folder, ``RAW/a/x.mp4`` by ``ANONYMIZED/a/x.*``.
 
     raw, anonymized   two folders of the same names, or two files
     gallery           a folder as `read_gallery` takes it, or a gallery
-    embed             what tells people apart; None: `FaceEmbedder()`
+    embed             the embedding of faces; None: `FaceEmbedder()`
 
     First every pair is compared pixel by pixel, so that a pair that does not fit ends it at once. Then people are
-    looked for in every `every`-th frame. Who it is, is what raw video tells within the threshold: what raw video
-    does not tell is no leak of the anonymized one.
+    looked for in every `every`-th frame. The true identity is the one recognised in raw video, within the threshold: a
+    person who is not recognised there cannot leak from the anonymized video.
     """
     _check_every(every)
     files = find_pairs(Path(raw), Path(anonymized))
@@ -169,7 +169,7 @@ def compare_folders(
     known = gallery if isinstance(gallery, Gallery) else read_gallery(gallery, embed)
     tick = _Ticker([length_of(path) for _, path, _ in files] * 2, progress)
     pairs = tuple(compare_pixels(*pair, tick) for pair in files)
-    tick.total = 2 * tick.done  # now it is known, whatever the containers say
+    tick.total = 2 * tick.done  # now it is known, whatever the containers state
     before: list[_FrameProbes] = []
     after: list[_FrameProbes] = []
     for index, (_, ours, theirs) in enumerate(files):

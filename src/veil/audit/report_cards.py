@@ -111,8 +111,8 @@ def meaning(result: Result, row: Row) -> str:
 
 def headline_strips(results: Sequence[Result]) -> list[dict[str, Any]]:
     """For each question, all methods as dots on a common scale."""
-    asked = questions(row for result in results for row in result.rows)
-    return [strip for question in asked if (strip := _strip(results, question))]
+    every = questions(row for result in results for row in result.rows)
+    return [strip for question in every if (strip := _strip(results, question))]
 
 
 def _strip(results: Sequence[Result], question: Question) -> dict[str, Any] | None:

@@ -287,8 +287,8 @@ class _Runner:
         return f"{dataset} ({counts}) at {self.suite.size} x {self.suite.size}"
 
     def _not_labelled(self) -> list[str]:
-        asked = {question.target for question in self.questions}
-        missing = [target for target in ("action", "identity", "attributes") if target not in asked]
+        covered = {question.target for question in self.questions}
+        missing = [target for target in ("action", "identity", "attributes") if target not in covered]
         return [
             f"Anything about {target}: the data has no labels of it, or none that training and test videos share."
             for target in missing

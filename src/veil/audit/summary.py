@@ -96,8 +96,8 @@ def title(results: Sequence[Result]) -> str:
 def questions(rows: Iterable[Row]) -> list[Question]:
     """The questions: utility first, then leakage, then bias."""
     order = ("utility", "leakage", "bias")
-    asked: dict[Question, None] = dict.fromkeys((row.role, row.target, row.protocol) for row in rows)
-    return sorted(asked, key=lambda question: order.index(question[0]))
+    distinct: dict[Question, None] = dict.fromkeys((row.role, row.target, row.protocol) for row in rows)
+    return sorted(distinct, key=lambda question: order.index(question[0]))
 
 
 def cells(results: Sequence[Result], question: Question) -> list[Cell | None]:
@@ -281,7 +281,7 @@ def notes(rows: Iterable[Row]) -> list[str]:
 def facts(results: Sequence[Result]) -> list[tuple[str, list[tuple[str, str]]]]:
     """How it was measured: each fact with its values; a value that is not the same for all has its method before it."""
     keys = dict.fromkeys(key for result in results for key in _flat(result.settings))
-    asked: list[tuple[str, Callable[[Result], str]]] = [
+    rows: list[tuple[str, Callable[[Result], str]]] = [
         ("method", lambda r: f"{r.method} ({_settings(r.params)})" if r.params else r.method),
         ("data", lambda r: r.data),
         *((key, lambda r, key=key: _flat(r.settings).get(key, "")) for key in keys),
@@ -291,7 +291,7 @@ def facts(results: Sequence[Result]) -> list[tuple[str, list[tuple[str, str]]]]:
         ("version", lambda r: f"Veil {r.version}" if r.version else ""),
     ]
     found = []
-    for fact, value_of in asked:
+    for fact, value_of in rows:
         values = [(name, value_of(result)) for name, result in named(results)]
         if len({value for _, value in values}) == 1:
             values = [("", values[0][1])]

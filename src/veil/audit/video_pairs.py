@@ -18,7 +18,7 @@ from veil.media.video import VideoSource
 
 # Levels of 255 in luma, root mean square over 8 x 8 pixels: a frame that nowhere differs by more was left unchanged.
 # Untouched videos encoded anew stay below 15.6 up to a crf of 23 (there their PSNR is down to 35 dB, so that
-# PSNR cannot tell); a blur of 5 pixels on a face makes 17 and more, blocks of 4 pixels 25 and more (four real
+# PSNR cannot separate them); a blur of 5 pixels on a face makes 17 and more, blocks of 4 pixels 25 and more (four real
 # videos, and the demo's).
 _UNTOUCHED = 16.0
 _CHANGED = 16  # levels by which a pixel must differ in some colour to count as changed
@@ -93,9 +93,7 @@ def find_pairs(raw: Path, anonymized: Path) -> list[tuple[str, Path, Path]]:
     if raw.is_file() and anonymized.is_file():
         return [(raw.stem, raw, anonymized)]
     ours = find_files(raw)
-    kinds = {
-        is_image(path) for path in ours
-    }  # what there is no raw form of, such as a preview, is nobody's pair
+    kinds = {is_image(path) for path in ours}  # other kinds, such as a preview, have no raw form
     by_stem: dict[tuple[str, bool], list[Path]] = defaultdict(list)
     for path in find_files(anonymized):
         if is_image(path) in kinds:

@@ -83,8 +83,8 @@ class Videos:
 
 def seen_in_training(train: Videos, test: Videos, target: str) -> bool:
     """Whether most test videos have a class that training videos have: unseen identities cannot be classified."""
-    known, asked = set(train.truth(target).tolist()), test.truth(target).tolist()
-    return sum(answer in known for answer in asked) > len(asked) / 2
+    known, tested = set(train.truth(target).tolist()), test.truth(target).tolist()
+    return sum(answer in known for answer in tested) > len(tested) / 2
 
 
 def gather(

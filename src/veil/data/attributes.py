@@ -1,7 +1,7 @@
-"""Private attributes: what a picture or a video tells of its people, as zeros and ones.
+"""Private attributes: what a picture or a video shows of its people, as zeros and ones.
 
-Each reader takes the folder of the pictures or videos, looks at names and label files only, and says in its
-docstring how the files must lie; ``labels`` is the folder (or file) of the labels where they lie elsewhere.
+Each reader takes the folder of the pictures or videos, looks at names and label files only, and states in
+its docstring how the files must lie; ``labels`` is the folder (or file) of the labels where they lie elsewhere.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _vispr_pickles(base: Path, subset: str) -> tuple[dict[str, tuple[Split, tupl
         for name, vector in _vectors(file, len(VISPR1)).items():
             kind: Split = "test" if split == "test" else deal(name, (9, 1, 0))
             marks[name] = kind, vector
-    return marks, ["the label pickles say nothing of val2017: a tenth of train2017 validates"]
+    return marks, ["the label pickles have no labels of val2017: a tenth of train2017 validates"]
 
 
 def _vectors(file: Path, width: int) -> dict[str, tuple[float, ...]]:
@@ -313,7 +313,7 @@ def _vp(
 
 
 class _FromTags:
-    """Makes a sample's thousands of attributes from its few tags when they are asked for."""
+    """Makes a sample's thousands of attributes from its few tags when they are read."""
 
     def __get__(self, sample: _Tagged | None, owner: type | None = None) -> tuple[float, ...]:
         if sample is None:

@@ -102,13 +102,13 @@ class Augmentation:
             self._box((clip.shape[-2], clip.shape[-1]), *uniform[place].tolist(), *corner[place].tolist())
             for place, clip in enumerate(clips)
         ]
-        luck = _random(generator, count)
-        flipped = luck < self.flip
+        flip_draw = _random(generator, count)
+        flipped = flip_draw < self.flip
         made = self._cropped(clips, boxes, flipped)
         made = self._colored(made, generator)
-        again = _random(generator, count)
+        erase_draw = _random(generator, count)
         # Paper (SPAct's code): one draw decides on both, so that a flipped clip is never erased.
-        erased = again < self.erase if self.erase_flipped else luck >= 1 - self.erase
+        erased = erase_draw < self.erase if self.erase_flipped else flip_draw >= 1 - self.erase
         return self._erased(made, erased, generator)
 
     def _box(self, shape: tuple[int, int], share: float, form: float, top: float, left: float) -> _Box:
@@ -195,7 +195,7 @@ _SPACT = Augmentation(
     shared_corner=True,
 )
 
-# As the released code does, and with "-paper" as the paper says, where the two differ.
+# As the released code does, and with "-paper" as in the paper, where the two differ.
 PRESETS: dict[str, Augmentation] = {
     "none": Augmentation(),
     "spact": _SPACT,
@@ -225,7 +225,7 @@ def _amount(chance: RandomChange, count: int, generator: Generator) -> Tensor:
 
 
 def _inside(shape: tuple[int, int], tall: float, wide: float, top: float, left: float) -> _Box:
-    """A box of whole pixels; ``top`` and ``left`` say where in the free room it lies."""
+    """A box of whole pixels; ``top`` and ``left`` are its place in the free room, from 0 to 1."""
     height, width = (max(1, min(side, round(long))) for side, long in zip(shape, (tall, wide), strict=True))
     row, column = round(top * (shape[0] - height)), round(left * (shape[1] - width))
     return row, row + height, column, column + width

@@ -10,13 +10,11 @@ import hashlib
 import io
 import os
 import re
-import secrets
 import warnings
 import zipfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby, islice
 from pathlib import Path
@@ -28,6 +26,7 @@ from PIL import Image
 
 from veil.core import Frames, VeilError, io_errors
 from veil.data.sample import Dataset, Sample
+from veil.media.draft import Draft
 from veil.media.inputs import is_image
 from veil.media.sources import open_source
 
@@ -350,15 +349,10 @@ def _store(entry: Path | None, frames: Frames) -> Frames:
     """Write frames to disk, completely or not at all, and map them from there, to free the memory."""
     if entry is None:
         return frames
-    draft = entry.with_name(f".{secrets.token_hex(6)}.npy")
     with io_errors(entry.parent, "written", advice="free some space"):
-        try:
-            entry.parent.mkdir(parents=True, exist_ok=True)
-            np.save(draft, frames, allow_pickle=False)
-            draft.replace(entry)
-        except BaseException:
-            with suppress(OSError):
-                draft.unlink()
-            raise
+        entry.parent.mkdir(parents=True, exist_ok=True)
+    # Without fsync, since there may be many small entries, and a damaged one is made again.
+    with Draft(entry, overwrite=True, sync=False) as draft:
+        np.save(draft.path, frames, allow_pickle=False)
     stored = _stored(entry)
     return frames if stored is None else stored

@@ -41,19 +41,19 @@ def kth(root: Path, *, labels: Path | None = None, unit: Literal["video", "seque
         for line in read_lines(locate(Path(labels or root), "00sequences.txt", hint=hint)):
             ranges = re.findall(r"(\d+)-(\d+)", line.partition("frames")[2])
             spans[line.split()[0]] = [(int(first) - 1, int(last)) for first, last in ranges]
-    turns: dict[str, Split] = {}
+    splits: dict[str, Split] = {}
     for person in range(1, 26):
         for action in KTH_ACTIONS:
             four = [f"person{person:02d}_{action}_d{scenario}" for scenario in range(1, 5)]
-            turns |= deal_in_turn(four, ("train", "train", "val", "test"))
+            splits |= deal_in_turn(four, ("train", "train", "val", "test"))
     found = {stem.removesuffix("_uncomp"): path for stem, path in media_files(root).items()}
     # One of the 600 was never recorded.
-    listed = sorted(set(turns) - {"person13_handclapping_d3"})
+    listed = sorted(set(splits) - {"person13_handclapping_d3"})
     have, notes = select_present(listed, found, root, "KTH videos")
     for name, path in have.items():
         person, action, scenario = name.split("_")
         common = {
-            "split": turns[name],
+            "split": splits[name],
             "path": path,
             "action": KTH_ACTIONS.index(action),
             "identity": int(person[-2:]) - 1,
@@ -176,11 +176,11 @@ def sbu(root: Path) -> Dataset:
     for name in found:
         pairs["".join(sorted((name[:3], name[3:6])))].append(name)
     samples: list[Sample] = []
-    turn: tuple[Split, ...] = ("train", "test", "train", "val", "train")
+    pattern: tuple[Split, ...] = ("train", "test", "train", "val", "train")
     for identity, names in enumerate(pairs[pair] for pair in sorted(pairs)):
         for place, name in enumerate(sorted(names, key=lambda name: (name[7:9], name_hash(name)))):
             action = int(name[7:9]) - 1
-            samples.append(Sample(name, turn[place % 5], found[name], action=action, identity=identity))
+            samples.append(Sample(name, pattern[place % 5], found[name], action=action, identity=identity))
     return Dataset("sbu", samples, read_frames, SBU_ACTIONS, identities=tuple(sorted(pairs)))
 
 

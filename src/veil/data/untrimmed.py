@@ -144,7 +144,7 @@ def _crime_times(
         return times, []
     truths = find(base, "gt-ucf.npy")
     if not truths:
-        return {}, [f"{base} says nothing of when anomalies happen, so that frames cannot be scored"]
+        return {}, [f"{base} has no times of anomalies, so that frames cannot be scored"]
     if any(name not in have or have[name].suffix != ".npy" for name in tests):
         return {}, [
             f"{truths[0]} can be cut into videos only with the features of all of them; use features="

@@ -120,7 +120,7 @@ def adapter_for(run: str | Path | Adapter, store: Store) -> tuple[Adapter, str]:
 
 def _refuse(raw: Bank, changed: Bank, kept: torch.dtype) -> None:
     """Fail closed: refuse features that are not finite, or most of which are unchanged."""
-    for before, after, there in (
+    for before, after, mask in (
         (raw.clips, changed.clips, raw.mask),
         (raw.stills, changed.stills, torch.ones(raw.stills.shape[:2], dtype=torch.bool)),
     ):
@@ -132,8 +132,8 @@ def _refuse(raw: Bank, changed: Bank, kept: torch.dtype) -> None:
                 code="features-not-finite",
             )
         # A few may stay as they are: where a map takes one direction away, some have nothing in it.
-        same = (before == after.to(kept).float()).all(2) & there
-        if 2 * int(same.sum()) > int(there.sum()):
+        same = (before == after.to(kept).float()).all(2) & mask
+        if 2 * int(same.sum()) > int(mask.sum()):
             name = raw.samples[int(same.any(1).nonzero()[0])].id
             raise VeilError(
                 f"the adapter leaves most features unchanged, such as those of {name}, so nothing was written: train it.",

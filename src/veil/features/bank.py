@@ -139,9 +139,9 @@ class Bank:
             known = any(label is not None for label in classes)
         if not known and self.samples:
             groups = sorted({name for sample in self.samples for name in sample.groups})
-            there = ", ".join(["action, identity, attributes", *groups])
+            known = ", ".join(["action, identity, attributes", *groups])
             raise VeilError(
-                f"these {len(self.samples):,} videos have no {target}: choose another of {there}, or other features.",
+                f"these {len(self.samples):,} videos have no {target}: choose another of {known}, or other features.",
                 code="label-unknown",
             )
         return found.to(self.clips.device)

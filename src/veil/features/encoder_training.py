@@ -37,9 +37,12 @@ from veil.features.encoders.convolutional import Compact
 from veil.features.encoders.frozen import LENGTH
 from veil.nn.classifier import HALVES
 from veil.nn.tensor_files import read_tensors, write_tensors
-from veil.training.fit import LRSchedule, Phase, Setup, Step, Terms, rank, world_size
+from veil.training.distributed import rank, world_size
 from veil.training.losses import nt_xent
+from veil.training.phase import Phase
 from veil.training.recipe import STRICT, Seed, Training
+from veil.training.schedule import LRSchedule
+from veil.training.steps import Setup, Step, Terms
 
 NOTHING = len(ACTIONS)  # the label of moments without an action
 QUARTERS = 4  # of a clip, each of which may show an action of its own

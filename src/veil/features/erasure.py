@@ -72,8 +72,8 @@ def leace(x: Tensor, z: Tensor, rank: int | None = None) -> AffineErasure:
     _, of_concept = _roots(concept.T @ concept / len(concept))
     across = whiten @ (exact.T @ concept / len(exact)) @ of_concept
     left, strength, _ = torch.linalg.svd(across, full_matrices=False)
-    there = int((strength > MIN_VARIANCE).sum())
-    left = left[:, : there if rank is None else min(rank, there)]
+    found_rank = int((strength > MIN_VARIANCE).sum())
+    left = left[:, : found_rank if rank is None else min(rank, found_rank)]
     return _without(x, mean, root @ left @ left.T @ whiten)
 
 
@@ -115,10 +115,10 @@ def discriminant_subspace(tasks: Sequence[tuple[Tensor, Tensor]], keep: int | No
     one = torch.eye(len(between[0]), dtype=torch.double, device=between[0].device)
     root, whiten = _roots(torch.stack(within).mean(0) + RIDGE * one)
     values, vectors = torch.linalg.eigh(whiten @ torch.stack(between).mean(0) @ whiten)
-    there = int((values > MIN_VARIANCE * values[-1].clamp_min(MIN_VARIANCE)).sum())
-    if not there:
+    found_rank = int((values > MIN_VARIANCE * values[-1].clamp_min(MIN_VARIANCE)).sum())
+    if not found_rank:
         raise ValueError("no label separates these features: there is nothing to keep")
-    basis = vectors[:, -(there if keep is None else min(keep, there)) :]
+    basis = vectors[:, -(found_rank if keep is None else min(keep, found_rank)) :]
     mean = tasks[0][0].double().mean(0)
     return _without(tasks[0][0], mean, root @ (one - basis @ basis.T) @ whiten)
 

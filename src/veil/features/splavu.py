@@ -32,9 +32,11 @@ from veil.features.bank import Bank
 from veil.features.projection import fit_scale
 from veil.features.task_heads import FeatureUtility, TaskHeads
 from veil.features.training_data import FeatureBatch, FeatureBatches, FeatureData, check_one_encoder
-from veil.training.fit import Phase, PhaseSequence, Setup, Step, Terms
 from veil.training.losses import chance_loss, clamped, nt_xent
+from veil.training.phase import Phase
 from veil.training.recipe import STRICT, Seed, Training
+from veil.training.sequence import PhaseSequence
+from veil.training.steps import Setup, Step, Terms
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

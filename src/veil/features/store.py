@@ -2,7 +2,7 @@
 
 The folder is a Lance table of one row for each video: its id, its labels by their names, its clips and static clips, when each
 clip begins, and the mean of its clips for search. Which encoder made the features (name, fingerprint, size) is in the
-table's metadata, and nothing else can be added. An append is there as a whole or not at all; writers take turns by a lock
+table's metadata, and nothing else can be added. An append is there as a whole or not at all; writers are serialized by a lock
 that the system releases when a process dies. How clips are read at random: `veil.features.clip_map`.
 """
 
@@ -190,10 +190,10 @@ class Store:
         self.check([*new.values()])
         with self._write_lock():
             known = self.refresh()._rows_by_id()
-            there = [name for name in new if name in known]
-            if there and not skip:
+            present = [name for name in new if name in known]
+            if present and not skip:
                 raise VeilError(
-                    f"{there[0]} is in {self.folder} already: leave it out, or pass --resume.",
+                    f"{present[0]} is in {self.folder} already: leave it out, or pass --resume.",
                     code="video-stored",
                 )
             rows = [video for name, video in new.items() if name not in known]
@@ -397,7 +397,7 @@ class Store:
 
     @contextmanager
     def _write_lock(self) -> Iterator[None]:
-        """Wait until no other process adds anything; the system ends the turn of one that dies."""
+        """Wait until no other process adds anything; the system releases the lock of one that dies."""
         with _store_errors(self.folder, "written"):
             lock = (self.folder / "veil.lock").open("wb")
         with lock:

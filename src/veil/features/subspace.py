@@ -29,8 +29,10 @@ from veil.features.bank import Bank
 from veil.features.projection import ProjectionConfig, fit_projection, fit_scale
 from veil.features.task_heads import HeadsConfig, TaskHeads
 from veil.features.training_data import FeatureBatch, FeatureBatches, FeatureData, check_one_encoder
-from veil.training.fit import Phase, PhaseSequence, Setup, Step, Terms
+from veil.training.phase import Phase
 from veil.training.recipe import STRICT, Seed, Training
+from veil.training.sequence import PhaseSequence
+from veil.training.steps import Setup, Step, Terms
 
 SAME_CLIP = 1e-2  # deviations: a reference that is nearer is the same clip
 

@@ -20,8 +20,8 @@ from veil.features.heads.anomaly import MGFN, binned
 from veil.features.heads.detection import TriDet
 from veil.features.training_data import FeatureBatch
 from veil.training import config
-from veil.training.fit import Terms
 from veil.training.recipe import STRICT
+from veil.training.steps import Terms
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -19,8 +19,9 @@ class Draft:
     block becomes a `VeilError`. Several drafts in one `with` (or `ExitStack`) are published together or not at all.
     """
 
-    def __init__(self, place: Path, *, overwrite: bool) -> None:
-        self.place, self._overwrite = place, overwrite
+    def __init__(self, place: Path, *, overwrite: bool, sync: bool = True) -> None:
+        """``sync``: write the file through to the disk before it gets its name."""
+        self.place, self._overwrite, self._sync = place, overwrite, sync
         self.path = place.with_name(f".veil-{secrets.token_hex(6)}{place.suffix.lower()}")
         with io_errors(place, "written"):
             self._refuse()
@@ -58,8 +59,9 @@ class Draft:
             # safetensors puts a file of its own there, which only its owner may read.
             if stat.S_IMODE(self.path.stat().st_mode) != self._mode:
                 self.path.chmod(self._mode)
-            with self.path.open("rb") as file:
-                os.fsync(file.fileno())
+            if self._sync:
+                with self.path.open("rb") as file:
+                    os.fsync(file.fileno())
             self.path.replace(self.place)
 
     def discard(self) -> None:

@@ -28,7 +28,6 @@ from veil.methods.sections import AdversarialSchedule, UtilityConfig
 from veil.methods.spact import frame_anonymizer
 from veil.training.data import TrainingBatch, TrainingData
 from veil.training.data_config import DataConfig
-from veil.training.fit import LRSchedule, Phase, PhaseSequence, Step, Terms
 from veil.training.losses import (
     binary_entropy,
     binary_uniform_cross_entropy,
@@ -38,8 +37,12 @@ from veil.training.losses import (
     uniform_cross_entropy,
 )
 from veil.training.networks import check_names, clip_network, frame_network
+from veil.training.phase import Phase
 from veil.training.precision import mixed_precision
 from veil.training.recipe import STRICT, Seed, Training
+from veil.training.schedule import LRSchedule
+from veil.training.sequence import PhaseSequence
+from veil.training.steps import Step, Terms
 from veil.training.validation import validate
 
 Uncertainty = Literal["uniform", "entropy", "reversal"]

@@ -30,11 +30,12 @@ from veil.core import VeilError
 from veil.methods.sections import UtilityConfig
 from veil.training.data import TrainingBatch, TrainingData
 from veil.training.data_config import DataConfig
-from veil.training.fit import Phase, Step, Terms
 from veil.training.losses import classification_loss
 from veil.training.networks import check_names, clip_network
+from veil.training.phase import Phase
 from veil.training.precision import mixed_precision
 from veil.training.recipe import STRICT, LearningRate, Seed, Training
+from veil.training.steps import Step, Terms
 from veil.training.validation import predict, score, validate
 
 SHIFT, SCALE, TURN = 0.5, 0.1, math.radians(5)  # the largest: of a coarse pixel, of the size, in radians

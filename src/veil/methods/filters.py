@@ -73,7 +73,7 @@ class Filter(Anonymizer):
 
     @abstractmethod
     def change(self, image: Image, inside: npt.NDArray[np.bool_] | None) -> Image:
-        """The changed picture ``(h, w, 3)``; `inside` ``(h, w)`` says which pixels will be used (None: all)."""
+        """The changed picture ``(h, w, 3)``; `inside` ``(h, w)`` marks the pixels that will be used (None: all)."""
 
     def targets(self) -> tuple[Target, ...]:
         """The region, unless it is the whole frame."""

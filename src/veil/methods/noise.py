@@ -13,7 +13,7 @@ from the second frame on. Paper: Eq. 4. Here: `recursive`, because only then doe
     n(p, t)  = n(p + B(p, t), t - 1)              fresh noise where there was nothing to take
 
 *Grains.* The noise is made of grains, one a pixel. Each keeps its value, and its offset r from the middle of the pixel it
-is drawn in (a fraction of a pixel, so that slow motion adds up). A pixel takes the grain whose place is nearest to
+is shown in (a fraction of a pixel, so that slow motion adds up). A pixel takes the grain whose place is nearest to
 ``p + B(p)``; no two pixels take the same one: the second gets a new grain, as does a pixel that was not to be seen
 before. So values are never mixed (the noise does not fade), never repeated (it does not smear), and each frame alone
 is exactly independent uniform noise, whatever the picture shows. From frame to frame it shows the motion, and with it
@@ -98,7 +98,7 @@ class CarriedNoise:
 def blend(
     image: Image, noise: Image, mask: Saliency, mode: Mode = "hard", *, threshold: float = 0.5
 ) -> Image:
-    """The frame with noise where `mask` ``(H, W)`` says.
+    """The frame with noise under `mask` ``(H, W)``.
 
     ``hard``: where the mask is at least `threshold`, the noise and nothing else. ``soft``: Eq. 5, which mixes.
     A value that is not a number hides.
@@ -116,7 +116,7 @@ def blend(
 
 
 class _KeyedStream:
-    """Bytes that nobody can foretell, as many as are asked for."""
+    """A stream of bytes that cannot be predicted."""
 
     def __init__(self, seed: int | None):
         self._key = secrets.token_bytes(32) if seed is None else f"seed {seed}".encode().ljust(32)

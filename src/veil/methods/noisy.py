@@ -25,11 +25,13 @@ from veil.methods.sections import UtilityConfig
 from veil.nn.unet import UNet, per_frame
 from veil.training.data import TrainingBatch, TrainingData
 from veil.training.data_config import DataConfig
-from veil.training.fit import Phase, PhaseSequence, Step, Terms
 from veil.training.losses import classification_loss
 from veil.training.networks import check_names, clip_network, frame_network
+from veil.training.phase import Phase
 from veil.training.precision import mixed_precision
 from veil.training.recipe import STRICT, LearningRate, Seed, Training
+from veil.training.sequence import PhaseSequence
+from veil.training.steps import Step, Terms
 from veil.training.validation import validate
 
 Loss = Callable[[TrainingBatch], Terms]

@@ -29,9 +29,9 @@ from veil.methods.spact import (
 )
 from veil.training.data import TrainingBatch, TrainingData
 from veil.training.data_config import DataConfig
-from veil.training.fit import Terms
 from veil.training.losses import Per, distortion_penalty
 from veil.training.recipe import STRICT, Seed, Training
+from veil.training.steps import Terms
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -35,7 +35,6 @@ from veil.nn import unet
 from veil.nn.classifier import Classifier
 from veil.training.data import TrainingBatch, TrainingData
 from veil.training.data_config import DataConfig
-from veil.training.fit import Phase, PhaseSequence, Step, StepResult, Terms
 from veil.training.losses import (
     MomentumQueue,
     chance_loss,
@@ -46,8 +45,11 @@ from veil.training.losses import (
     rotations,
 )
 from veil.training.networks import check_names, clip_network, frame_network
+from veil.training.phase import Phase
 from veil.training.precision import mixed_precision
 from veil.training.recipe import STRICT, Seed, Training
+from veil.training.sequence import PhaseSequence
+from veil.training.steps import Step, StepResult, Terms
 from veil.training.validation import validate
 
 Contrast = Literal["nt_xent", "moco", "rotnet"]

@@ -41,8 +41,8 @@ from veil.methods.adversarial import (
 from veil.methods.sections import UtilityConfig
 from veil.training.data import TrainingBatch, TrainingData
 from veil.training.data_config import DataConfig
-from veil.training.fit import Terms
 from veil.training.recipe import STRICT, Seed, Training
+from veil.training.steps import Terms
 
 LONG, SIDE = 2, 16  # frames and pixels of a tubelet
 STAGES, RATIOS = (3, 6, 9), (0.7, 0.49, 0.34)
@@ -225,7 +225,7 @@ def masked_softmax(scores: Tensor, keep: Tensor) -> Tensor:
     itself = torch.eye(keep.shape[1], dtype=torch.bool, device=keep.device)
     seen = keep[:, None, None, :].masked_fill(itself, 1)  # (B, 1, N, N)
     top = scores.detach().masked_fill(seen == 0, -math.inf).amax(3, keepdim=True)
-    # What is not seen may lie above the top; there it could be infinite, and infinity times 0 is no number.
+    # What is not seen may lie above the top; there it could be infinite, and infinity times 0 is not a number.
     weights = (scores - top).clamp(max=0).exp() * seen
     return weights / weights.sum(3, keepdim=True)
 

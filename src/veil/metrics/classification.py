@@ -117,7 +117,7 @@ def class_mean_average_precision(
 def average_precision(
     scores: Array, labels: Array, videos: Videos = None, *, bootstrap: Resampling = None
 ) -> Score:
-    """Average precision of one score, say that a frame is anomalous: scores, labels and videos `(N,)`.
+    """Average precision of one score, for example of an anomalous frame: scores, labels and videos `(N,)`.
 
     The formula is that of `average_precisions`; chance is the prevalence.
     """
@@ -306,7 +306,7 @@ def _classes(truth: Bools, skip_absent: bool) -> tuple[Ints, tuple[str, ...]]:
     return every, (f"{absent}: there is no mean over all classes",)
 
 
-class _Answers(NamedTuple):
+class _VideoAnswers(NamedTuple):
     """The answers of a classifier for each video."""
 
     credit: Floats  # (V,) 1 right, 0 wrong, 1/k where the right class is one of k tied for the best
@@ -315,11 +315,13 @@ class _Answers(NamedTuple):
     group: npt.NDArray[Any]  # (V,)
     classes: int
 
-    def of(self, mine: Bools) -> _Answers:
-        return _Answers(self.credit[mine], self.label[mine], self.tied[mine], self.group[mine], self.classes)
+    def of(self, mine: Bools) -> _VideoAnswers:
+        return _VideoAnswers(
+            self.credit[mine], self.label[mine], self.tied[mine], self.group[mine], self.classes
+        )
 
 
-def _accuracy(metric: str, a: _Answers, bootstrap: Resampling) -> Score:
+def _accuracy(metric: str, a: _VideoAnswers, bootstrap: Resampling) -> Score:
     if not len(a.label):
         return measured(metric, mean_of(a.credit), 0, None, (), None)
     chance = float(np.bincount(a.label).max() / len(a.label))
@@ -331,11 +333,13 @@ def _accuracy(metric: str, a: _Answers, bootstrap: Resampling) -> Score:
     return measured(metric, mean_of(a.credit), len(a.label), chance, notes, bootstrap)
 
 
-def _answers(probabilities: Array, labels: Array, videos: Videos, groups: Array | None = None) -> _Answers:
+def _answers(
+    probabilities: Array, labels: Array, videos: Videos, groups: Array | None = None
+) -> _VideoAnswers:
     share, label = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
     if not share.size and not label.size:
         none = np.empty(0, dtype=np.intp)
-        return _Answers(np.empty(0), none, none, none, 0)
+        return _VideoAnswers(np.empty(0), none, none, none, 0)
     if share.ndim != 2 or label.shape != share.shape[:1]:
         raise VeilError(
             f"probabilities are {share.shape} and labels {label.shape}: give (N, K) and (N,).",
@@ -368,7 +372,7 @@ def _answers(probabilities: Array, labels: Array, videos: Videos, groups: Array 
     mean = share if videos is None else video_mean(share, videos)[1]
     label, best = label[first].astype(np.intp), mean == mean.max(axis=1, keepdims=True)
     tied = best.sum(axis=1)
-    return _Answers(best[np.arange(len(label)), label] / tied, label, tied, group[first], share.shape[1])
+    return _VideoAnswers(best[np.arange(len(label)), label] / tied, label, tied, group[first], share.shape[1])
 
 
 def _labelled(scores: Array, labels: Array, axes: int = 2) -> tuple[Floats, Bools]:

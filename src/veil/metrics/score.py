@@ -2,7 +2,7 @@
 
 *Chance* is the score of an answer that does not depend on the video; each function states how it is computed.
 *Degenerate cases carry a note.* Where a number has no meaning (no samples, one class only, a class without
-positives) it is nan and a note gives the reason; where it has little meaning, a note says so.
+positives) it is nan and a note gives the reason; where it has little meaning, a note gives the reason too.
 *Intervals* are percentile bootstraps that resample whole videos, since frames of one video are not independent.
 Every metric has a statistic as a function of how often each video counts. So sorting and matching are done once, and
 resamples are computed together: library calls for each resample take 13 times as long for 8,000 videos, 190 times for 200.

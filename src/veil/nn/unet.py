@@ -200,9 +200,9 @@ class UNetPlusPlus(ImageToImage):
         return torch.sigmoid(x) if self.activation == "sigmoid" else x
 
     def load_encoder(self, state: Mapping[str, Tensor]) -> int:
-        """Begin with a ResNet-18 of torchvision's layout; says how many tensors were taken.
+        """Begin with a ResNet-18 of torchvision's layout; returns how many tensors were taken.
 
-        Its last stage and its classifier, which are not used here, are let be; all else must fit.
+        Its last stage and its classifier, which are not used here, are skipped; all else must fit.
         """
         return load_published(self.encoder, state, "the tensors do not fit a ResNet-18", ("layer4.", "fc."))
 
@@ -317,7 +317,7 @@ def per_frame(net: Callable[[Tensor], Tensor], clip: Tensor) -> Tensor:
 
 
 def to_onnx(net: ImageToImage, path: Path, size: int | tuple[int, int], *, half: bool = False) -> None:
-    """Write a network as ONNX: ``images`` ``(N, 3, H, W)``, any N and any multiples of its stride, to ``drawn``.
+    """Write a network as ONNX: ``images`` ``(N, 3, H, W)``, any N and any multiples of its stride, to ``output``.
 
     `size`, a side or height and width, is that of the image it is traced with. With `half`, weights are stored in 16
     bits. The stride is in the metadata. Images must be padded to the stride, and to twice the stride where they are smaller.
@@ -335,7 +335,7 @@ def to_onnx(net: ImageToImage, path: Path, size: int | tuple[int, int], *, half:
         net,
         net.forward_aligned,
         example,
-        output="drawn",
+        output="output",
         axes=axes,
         metadata={"stride": net.stride},
         half=half,

@@ -1,7 +1,7 @@
 """Dense descriptors: what is to be seen around each point of an image, as vectors that can be compared.
 
 A descriptor looks at an image of any size and answers with a grid of unit vectors ``(h, w, D)``; the cosine of two of
-them says how alike two places are. Two families are known:
+them states how alike two places are. Two families are known:
 
 *lite0*      EfficientNet-Lite0 (Tan and Le 2019, arXiv 1905.11946) up to stride 16, on onnxruntime; comes with Veil.
 *dino-…*     the keys of the last attention layer of a self-supervised transformer, heads concatenated and without the
@@ -64,7 +64,7 @@ class Descriptor(Protocol):
 
 @dataclass(frozen=True)
 class DescriptorKind:
-    """A descriptor that can be asked for."""
+    """A descriptor that can be chosen."""
 
     dim: int
     strides: tuple[int, ...]  # the first is the default

@@ -1,4 +1,4 @@
-"""Whose face it is: dlib's embedding (King 2017), a ResNet whose distances tell people apart.
+"""Embeddings of faces: dlib's ResNet (King 2017), whose distances distinguish people.
 
 Two faces nearer than 0.6 (Euclid) are taken for one person; that is dlib's own threshold. Nothing here is part
 of anonymizing: it is what an attacker does. dlib and its weights come with the extra ``faces``.

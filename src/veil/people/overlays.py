@@ -12,8 +12,7 @@ import PIL.Image
 import PIL.ImageDraw
 
 from veil.core import Image
-from veil.people import descriptors as dense
-from veil.people import parts, pictures, templates
+from veil.people import descriptors, parts, pictures, templates
 from veil.people.descriptors import Descriptor
 from veil.people.templates import Template
 
@@ -27,11 +26,11 @@ def draw_template(
     """
     pixels = pictures.read(image)
     height, width = pixels.shape[:2]
-    descriptor = descriptor or dense.descriptor(template.descriptor)
+    descriptor = descriptor or descriptors.descriptor(template.descriptor)
     templates.check(template, descriptor)
     saliency = templates.saliency(descriptor(pixels), [template])
-    heat = dense.spread(saliency, descriptor, height, width)
-    kind = dense.DESCRIPTORS.get(descriptor.name)
+    heat = descriptors.spread(saliency, descriptor, height, width)
+    kind = descriptors.DESCRIPTORS.get(descriptor.name)
     overlay = _overlay(pixels, heat, kind.alike if kind else 0.5)
     checksum, pen = pictures.checksum(pixels), PIL.ImageDraw.Draw(overlay)
     radius = max(3, min(height, width) // 80)

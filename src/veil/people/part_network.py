@@ -20,7 +20,7 @@ from veil.nn.tensor_files import read_tensors
 from veil.people.parts import PARTS, STRIDE
 
 # Of each block of EfficientNet-Lite0: inputs, outputs, expansion, kernel, stride. The last two and the classifier are left
-# out: they are most of its weights, and say what a picture shows rather than where.
+# out: they are most of its weights, and represent what a picture shows rather than where.
 BLOCKS = (
     (32, 16, 1, 3, 1),
     (16, 24, 6, 3, 2),
@@ -50,7 +50,7 @@ class PartNet(nn.Module):
         self.stem = _unit(3, plan[0][0], 3, 2)
         self.blocks = nn.ModuleList(_Block(*row) for row in plan)
         self.laterals = nn.ModuleList(_unit(plan[tap][1], width, 1, act=False) for tap in TAPS)
-        self.scene = nn.Conv2d(plan[TAPS[-1]][1], width, 1)  # what the whole picture says
+        self.scene = nn.Conv2d(plan[TAPS[-1]][1], width, 1)  # the context of the whole picture
         self.mixers = nn.ModuleList(
             nn.Sequential(_unit(width, width, 5, groups=width), _unit(width, width, 1)) for _ in TAPS
         )

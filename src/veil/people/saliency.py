@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from veil.core import Image, VeilError
-from veil.people import descriptors as dense
+from veil.people import descriptors, templates
 from veil.people import parts as part_network
-from veil.people import templates
 
 Array = npt.NDArray[np.float32]
 
@@ -52,13 +51,13 @@ class SaliencyMaps:
         self.parts = [name for name in names if name in served]
         rest = [name for name in names if name not in served]
         self.templates: list[templates.Template] = []
-        if descriptor not in dense.DESCRIPTORS:
-            dense.descriptor(descriptor)  # raises the error
+        if descriptor not in descriptors.DESCRIPTORS:
+            descriptors.descriptor(descriptor)  # raises the error
         self.members = {name: [name] if name in served else templates.expanded([name]) for name in names}
         if rest:
-            self.descriptor = dense.descriptor(descriptor)
+            self.descriptor = descriptors.descriptor(descriptor)
             self.templates = templates.load(rest, self.descriptor)
-            self.alike = dense.DESCRIPTORS[descriptor].alike
+            self.alike = descriptors.DESCRIPTORS[descriptor].alike
 
     def targeted(self, images: Iterable[Image]) -> SaliencyMaps:
         """The same, with each template replaced by its best match in these frames."""
@@ -83,7 +82,7 @@ class SaliencyMaps:
             vectors = self.descriptor(image)
             for template in self.templates:
                 saliency = templates.saliency(vectors, [template])
-                wide = dense.spread(saliency, self.descriptor, *grid)
+                wide = descriptors.spread(saliency, self.descriptor, *grid)
                 maps[template.name] = self._rescaled(wide, self.alike)
         return maps
 

@@ -32,8 +32,7 @@ import numpy.typing as npt
 from veil.core import Image, VeilError, io_errors
 from veil.media.draft import Draft
 from veil.media.folders import data_folder
-from veil.people import descriptors as dense
-from veil.people import parts, pictures
+from veil.people import descriptors, parts, pictures
 from veil.people.descriptors import Descriptor
 
 Array = npt.NDArray[np.float32]
@@ -125,7 +124,7 @@ def add(
             f"the template '{name}' exists already: pass --extend to add to it, or --overwrite to replace it.",
             code="template-exists",
         )
-    descriptor = descriptor or dense.descriptor()
+    descriptor = descriptor or descriptors.descriptor()
     before = None
     if extend:
         if name not in _own():
@@ -199,7 +198,7 @@ def expanded(wanted: Iterable[str]) -> list[str]:
 
 def load(wanted: Iterable[str], descriptor: Descriptor | None = None) -> list[Template]:
     """The templates of these names and groups, for use with that descriptor (or the default one)."""
-    descriptor = descriptor or dense.descriptor()
+    descriptor = descriptor or descriptors.descriptor()
     own, found = {*_own()}, []
     for name in expanded(wanted):
         template = _read(name) if name in own else built_in(name, descriptor)
@@ -212,7 +211,7 @@ def lookup(name: str, descriptor: str | None = None) -> tuple[Template, Descript
     """One template, a descriptor that suits it, and the built-in pictures that show it."""
     expanded([name])
     own = _read(name) if name in _own() else None
-    described = dense.descriptor(descriptor or (own.descriptor if own else dense.DEFAULT))
+    described = descriptors.descriptor(descriptor or (own.descriptor if own else descriptors.DEFAULT))
     if own:
         return own, described, ("astronaut",)
     return built_in(name, described), described, tuple(BUILT_IN[name])
@@ -311,7 +310,7 @@ def _made(
 ) -> Template:
     """A template of clicks in one picture, whose descriptors ``(h, w, D)`` are `grid`."""
     height, width = pixels.shape[:2]
-    cells = [dense.cell(descriptor, (x, y), height, width) for x, y in points]
+    cells = [descriptors.cell(descriptor, (x, y), height, width) for x, y in points]
     checksum = pictures.checksum(pixels)
     return Template(
         name=name,

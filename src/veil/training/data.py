@@ -17,7 +17,7 @@ from veil.core import VeilError
 from veil.data import Dataset
 from veil.data.augment import PRESETS
 from veil.training.data_config import DataConfig, Kept
-from veil.training.fit import rank, world_size
+from veil.training.distributed import rank, world_size
 from veil.training.frame_cache import FrameCache
 
 

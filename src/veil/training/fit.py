@@ -11,32 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from veil.training.distributed import launch, rank, shard, world_size
-from veil.training.memory import is_batch_too_small, is_out_of_memory, torch_device, with_smaller_batches
 from veil.training.phase import Phase
-from veil.training.schedule import LRSchedule
 from veil.training.sequence import PhaseSequence
-from veil.training.steps import BatchT, NotFinite, Setup, Step, StepResult, Terms
-
-__all__ = [
-    "LRSchedule",
-    "NotFinite",
-    "Phase",
-    "PhaseSequence",
-    "Setup",
-    "Step",
-    "StepResult",
-    "Terms",
-    "fit",
-    "is_batch_too_small",
-    "is_out_of_memory",
-    "launch",
-    "rank",
-    "shard",
-    "torch_device",
-    "with_smaller_batches",
-    "world_size",
-]
+from veil.training.steps import BatchT, Setup, Step, StepResult
 
 
 def fit(

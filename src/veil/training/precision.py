@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from veil.training.fit import Setup
+from veil.training.steps import Setup
 
 
 def mixed_precision(device: torch.device, devices: int, seed: int, *, ema: float | None = None) -> Setup:

@@ -10,7 +10,9 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
-from veil.training.fit import Phase, PhaseSequence, StepResult
+from veil.training.phase import Phase
+from veil.training.sequence import PhaseSequence
+from veil.training.steps import StepResult
 
 # Of every recipe: an unknown key is an error, and so is a number that is infinite or not a number.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""Write a model: trace it, compare it with torch, quantize it where asked, and save it.
+"""Write a model: trace it, compare it with torch, quantize it where wanted, and save it.
 
 The file is compared with torch on real frames: the largest difference is printed and stored in the file, and a file that differs is
 not written. With ``int8``, weights and activations are rounded to 8 bits in ranges that are measured on real frames, and compared

@@ -56,7 +56,7 @@ class MethodChoice:
 CATALOGUE = (
     MethodChoice(
         "people",
-        "Everyone in it",
+        "All people in it",
         "Faces, hair, skin and clothes of the people that are found, under noise that moves with them.",
         "The place, outlines and movement.",
         "Outline and gait stay visible, and people that are not found stay visible.",
@@ -116,7 +116,7 @@ CATALOGUE = (
     ),
     MethodChoice(
         "black-people",
-        "Everyone, blacked out",
+        "All people, blacked out",
         "All of every person that is found, under a black box.",
         "The place.",
         "What people do is lost as well.",

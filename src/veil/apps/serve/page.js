@@ -7,7 +7,7 @@ const state = {
   hide: new Set(["face", "hair"]), still: 0, points: [], cross: [0.5, 0.5], job: null, audit: null, busy: false,
 };
 
-// ---------------------------------------------------------------- asking the server
+// ---------------------------------------------------------------- requests to the server
 
 async function call(path, { method = "GET", json } = {}) {
   let answer;

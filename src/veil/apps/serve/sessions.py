@@ -1,4 +1,4 @@
-"""Who sends a request: visitors by their cookie, the password, and requests that are refused.
+"""The senders of requests: visitors by their cookie, the password, and requests that are refused.
 
 Each visitor has one cookie and one folder, which is deleted with the visitor. Where the web app is for this machine alone,
 requests under another host name are refused, because a foreign page could let such a name point here; where it is shared on

@@ -6,7 +6,7 @@ from veil.audit.evaluator import Evaluator, MethodVideos
 from veil.audit.experiment import Anonymize, ExperimentData, SplitVideos
 from veil.audit.reconstruction import Reconstructor, train_reconstructor
 from veil.audit.result import Row
-from veil.training.fit import with_smaller_batches
+from veil.training.memory import with_smaller_batches
 
 
 def prepare(videos: MethodVideos) -> SplitVideos | None:

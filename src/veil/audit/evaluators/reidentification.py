@@ -1,6 +1,6 @@
 """Re-identification: are people of a gallery still recognised in videos that any tool anonymized?
 
-This question needs no labels but stills of known people, so it is asked of two folders of videos (`veil audit --videos`)
+This question needs no labels but stills of known people, so it takes two folders of videos (`veil audit --videos`)
 instead of a dataset.
 """
 

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from veil.audit.features.probes import ProbeBudget
-from veil.training.fit import LRSchedule, Phase, Setup, Step, fit
+from veil.training.fit import fit
+from veil.training.phase import Phase
+from veil.training.schedule import LRSchedule
+from veil.training.steps import Setup, Step
 
 
 def train_head(

@@ -14,7 +14,10 @@ from veil.audit.features.probes import ProbeResult, mean_and_scale, score_probab
 from veil.features.bank import Bank
 from veil.metrics import softmax
 from veil.nn.kernel import KernelClassifier
-from veil.training.fit import LRSchedule, Phase, Setup, Step, fit
+from veil.training.fit import fit
+from veil.training.phase import Phase
+from veil.training.schedule import LRSchedule
+from veil.training.steps import Setup, Step
 
 
 class FeatureDecoder(nn.Module):

@@ -22,7 +22,10 @@ from veil.core import VeilError
 from veil.features.bank import Bank
 from veil.metrics import Bootstrap, Score, class_mean_average_precision, top1
 from veil.nn.kernel import KernelClassifier
-from veil.training.fit import LRSchedule, Phase, Setup, Step, fit
+from veil.training.fit import fit
+from veil.training.phase import Phase
+from veil.training.schedule import LRSchedule
+from veil.training.steps import Setup, Step
 
 Probe = Literal["linear", "mlp", "knn", "kernel"]
 PROBES: tuple[Probe, ...] = ("linear", "mlp", "knn", "kernel")
@@ -94,8 +97,8 @@ def train_probe(
 
 def with_labels(bank: Bank, truth: Tensor) -> tuple[Bank, Tensor]:
     """The videos whose label is known."""
-    there = (truth >= 0) if truth.ndim == 1 else truth.isfinite().all(1)
-    return bank.take(there), truth[there]
+    labelled = (truth >= 0) if truth.ndim == 1 else truth.isfinite().all(1)
+    return bank.take(labelled), truth[labelled]
 
 
 def score_probabilities(

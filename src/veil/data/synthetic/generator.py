@@ -64,7 +64,7 @@ class GroundTruth(NamedTuple):
     attributes: Tensor  # (B, ATTRIBUTES) 0 or 1
     labels: Tensor  # (B, T) the action of each frame, as in `action`; -1 (surveillance: 0): none
     joints: Tensor  # (B, T, P, POINTS, 2) x and y, in pixels
-    there: Tensor  # (B, P) whether the person is in the video; the labels are those of the first
+    present: Tensor  # (B, P) whether the person is in the video; the labels are those of the first
 
 
 class RenderThreads:
@@ -209,10 +209,10 @@ class VideoGenerator:
             y=floor * self.size - scale * tilt * follow[..., 1] - shake[:, 1:],
             tilt=tilt,
         )
-        there, objects = scenario.there[which], _scene_objects(rng, index, scenario)
+        present, objects = scenario.present[which], _scene_objects(rng, index, scenario)
         shapes = [
-            body_shapes(persons, scenario.accessories[which], skeleton, view, there).flatten(1, 2),
-            _shadows(skeleton, view, there),
+            body_shapes(persons, scenario.accessories[which], skeleton, view, present).flatten(1, 2),
+            _shadows(skeleton, view, present),
             occluder_shapes(objects, which, shake, self.size),
             item_shapes(objects, which, _item_position(objects, which, state, skeleton), view),
         ]
@@ -223,7 +223,7 @@ class VideoGenerator:
 
     def _truth(self, kind: Kind, scenario: Scenario, time: Tensor, joints: Tensor) -> GroundTruth:
         traits = people_in(VideoRng(self.seed, kind, self.identities), scenario).traits[:, 0]
-        company = scenario.there[:, 1:].any(1, keepdim=True)
+        company = scenario.present[:, 1:].any(1, keepdim=True)
         state = scenario.action[:, 0].gather(1, current_segment(scenario, time)[:, :, 0])  # (B, T)
         labels = torch.where(state == STAND, -1, state)
         if kind == "surveillance":
@@ -231,7 +231,9 @@ class VideoGenerator:
             known[[ACTIONS.index(name) for name in ANOMALIES[1:]]] = torch.arange(1, 4, device=self.device)
             labels = known[state]
         attributes = torch.cat([traits, company], dim=1).float()
-        return GroundTruth(scenario.label, scenario.number[:, 0], attributes, labels, joints, scenario.there)
+        return GroundTruth(
+            scenario.label, scenario.number[:, 0], attributes, labels, joints, scenario.present
+        )
 
 
 def _state_at(
@@ -292,7 +294,7 @@ def _item_position(objects: SceneObjects, which: Tensor, state: ActionState, ske
     return rest + (hand - rest) * held * (state.action[:, :1] == PICK_UP)
 
 
-def _shadows(skeleton: Skeleton, view: View, there: Tensor) -> Tensor:
+def _shadows(skeleton: Skeleton, view: View, present: Tensor) -> Tensor:
     """Soft shadows on the floor, one per person: (F, P, 15)."""
     points = skeleton.origin[..., (0, 2, 3, 4, 11, 12), :]
     x, z = points[..., 0], points[..., 2]
@@ -306,7 +308,7 @@ def _shadows(skeleton: Skeleton, view: View, there: Tensor) -> Tensor:
         long=(0.1 + 0.75 * spread) * view.scale,
         radius=0.085 * view.scale,
         edge=0.16 * view.scale,
-        alpha=0.42 * there * (1 - height.clamp(0, 0.5)),
+        alpha=0.42 * present * (1 - height.clamp(0, 0.5)),
         light=0.0,
         color=torch.tensor([0.12, 0.1, 0.14], device=x.device, dtype=x.dtype).expand(*sx.shape[:-1], 3),
         depth=-50.0,

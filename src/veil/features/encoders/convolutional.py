@@ -70,7 +70,7 @@ def _as_tokens(maps: Tensor) -> Tensor:
     return maps.flatten(2).transpose(1, 2)
 
 
-class Inception(Backbone):
+class I3DBackbone(Backbone):
     """I3D without its classifier: a token for each place of the last block."""
 
     ignored = ("logits.",)

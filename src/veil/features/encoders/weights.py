@@ -44,14 +44,14 @@ def find_weights(name: str, entry: EncoderEntry, weights: str | Path | None) -> 
     if not path.exists() and weights is not None and (cached := _in_hub_cache(str(weights))):
         path = cached
     if path.is_dir():
-        there = [path / file for file in (*entry.files, *HUB_FILES) if (path / file).is_file()]
-        if not there:
+        files = [path / file for file in (*entry.files, *HUB_FILES) if (path / file).is_file()]
+        if not files:
             raise VeilError(
                 f"the folder {path} has no weights of '{name}': put {' or '.join(dict.fromkeys(entry.files))} there.",
                 code="weights-missing",
             )
         _check_config(path / "config.json", name, entry.shape)
-        path = there[0]
+        path = files[0]
     return str(path), read_state(path)
 
 
@@ -63,10 +63,10 @@ def _published_file(name: str, entry: EncoderEntry) -> Path:
     for folder in folders:
         # Files of the Hugging Face hub are all named alike, so that they need a folder of their own.
         places = [folder / name, *(folder / file for file in entry.files if file not in HUB_FILES)]
-        if there := next((place for place in places if place.exists()), None):
-            return there
-    if entry.hub and (there := _in_hub_cache(entry.hub)):
-        return there
+        if found := next((place for place in places if place.exists()), None):
+            return found
+    if entry.hub and (found := _in_hub_cache(entry.hub)):
+        return found
     put = f"{name}/{entry.files[0]}" if entry.files[0] in HUB_FILES else entry.files[0]
     hub = ' (or weights="hub" to fetch it)' if entry.source.startswith("torchvision ") else ""
     raise VeilError(
@@ -86,8 +86,8 @@ def _in_hub_cache(repository: str) -> Path | None:
     named = folder / "refs" / "main"
     if not named.is_file():
         return None
-    there = folder / "snapshots" / named.read_text().strip()
-    return there if there.is_dir() else None
+    snapshot = folder / "snapshots" / named.read_text().strip()
+    return snapshot if snapshot.is_dir() else None
 
 
 def _check_config(path: Path, name: str, shape: ViTConfig | None) -> None:
@@ -165,13 +165,13 @@ def _officially_named(
     ):
         for leaf in ("weight", "bias"):
             parts = {part: named.pop(f"{layer}.{part}.{leaf}", None) for part in "qkv"}
-            there = [part for part, value in parts.items() if value is not None]
+            present = [part for part, value in parts.items() if value is not None]
             if leaf == "bias" and f"{layer}.q_bias" in own:  # keys have none
-                named |= {f"{layer}.{part}_bias": parts[part] for part in there}  # type: ignore[dict-item]
-            elif len(there) == 3:
+                named |= {f"{layer}.{part}_bias": parts[part] for part in present}  # type: ignore[dict-item]
+            elif len(present) == 3:
                 named[f"{layer}.qkv.{leaf}"] = torch.cat([parts[part] for part in "qkv"])  # type: ignore[misc]
-            elif there:
-                lost = next(part for part in "qkv" if part not in there)
+            elif present:
+                lost = next(part for part in "qkv" if part not in present)
                 word = {"q": "query", "k": "key", "v": "value"}[lost]
                 place = layer.replace("blocks", "encoder.layer").replace("attn", "attention")
                 raise VeilError(f"{wrong}: it has no tensor {place}.{word}.{leaf}.", code="weights-wrong")

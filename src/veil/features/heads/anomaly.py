@@ -193,10 +193,10 @@ class MGFN(nn.Module):
         size = torch.linalg.vector_norm(features.detach().float(), dim=3).mean(1)  # (B, T)
         size = F.dropout(torch.ones_like(size), self.dropout, self.training) * size
         places = size.masked_fill(~mask, -1).topk(self.top, dim=1).indices  # (B, k)
-        there = mask.gather(1, places)
-        score = (scores.gather(1, places) * there).sum(1) / there.sum(1).clamp_min(1)
+        valid = mask.gather(1, places)
+        score = (scores.gather(1, places) * valid).sum(1) / valid.sum(1).clamp_min(1)
         index = places[:, None, :, None].expand(-1, features.shape[1], -1, features.shape[3])
-        magnitude = features.gather(2, index).float().abs().sum(3) * there[:, None]  # (B, C, k)
+        magnitude = features.gather(2, index).float().abs().sum(3) * valid[:, None]  # (B, C, k)
         return Bag(places, score, magnitude)
 
     def loss(self, scored: AnomalyScores, abnormal: Tensor) -> dict[str, Tensor]:

@@ -212,19 +212,19 @@ class TriDet(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> tuple[PyramidLevel, ...]:
         """The levels, finest first; mask `(B, T)`, bool, marks the clips."""
-        there = checked(features, mask)[:, None]  # (B, 1, T)
+        valid = checked(features, mask)[:, None]  # (B, 1, T)
         if self.training and self.noise:
             features = features + self.noise * torch.randn_like(features)
-        x = emptied(features.transpose(1, 2), there)
+        x = emptied(features.transpose(1, 2), valid)
         for conv, norm in zip(self.embed, self.norms, strict=True):
-            x = F.relu(norm(conv(x, there)))
+            x = F.relu(norm(conv(x, valid)))
         for block in self.stem:
-            x, there = block(x, there)
+            x, valid = block(x, valid)
         levels = []
         for i, norm in enumerate(self.neck):
             if i:
-                x, there = self.branch[i - 1](x, there)
-            levels.append(self._level(i, emptied(norm(x), there), there))
+                x, valid = self.branch[i - 1](x, valid)
+            levels.append(self._level(i, emptied(norm(x), valid), valid))
         return tuple(levels)
 
     def _level(self, i: int, x: Tensor, mask: Tensor) -> PyramidLevel:

@@ -11,7 +11,7 @@ from torch import Tensor
 from veil.core import VeilError
 from veil.methods.prototypes.network import PrototypeNet, to_half_cells
 from veil.training.data import TrainingData
-from veil.training.fit import rank, world_size
+from veil.training.distributed import rank, world_size
 from veil.training.frame_cache import FrameCache
 
 PHASES = 64  # of each action

@@ -14,7 +14,7 @@ can be inferred.) The output is never computed from the person's pixels: it is o
 of frames has one b and one ψ. All that can identify a person is which action is performed when, and the phase is noisy. ψ is sampled
 with a number that is computed from every grey level of the block: the same video always gives the same output, so that repeated
 queries average nothing away; without the video, the number is unpredictable. (G's own output, which is close to m_a(φ) but not
-equal, would not do: networks that attack it find little, but kernel ridge regression finds faint traces of nearly everyone;
+equal, would not do: networks that attack it find little, but kernel ridge regression finds faint traces of nearly every person;
 `quantize = false` is that.)
 
 G sees means over cells half as large, and their change since the frame before, of people who are moved, scaled and weakened or
@@ -37,10 +37,12 @@ from veil.methods.prototypes.network import PrototypeNet
 from veil.methods.prototypes.perturbation import perturb
 from veil.training.data import TrainingData
 from veil.training.data_config import DataConfig
-from veil.training.fit import LRSchedule, Phase, Step, Terms
 from veil.training.losses import single_label
+from veil.training.phase import Phase
 from veil.training.precision import mixed_precision
 from veil.training.recipe import STRICT, LearningRate, Seed, Training
+from veil.training.schedule import LRSchedule
+from veil.training.steps import Step, Terms
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from veil.training.fit import Terms
 from veil.training.part_network.dataset import ANY, IGNORE
 from veil.training.part_network.recipe import PartRecipe
+from veil.training.steps import Terms
 
 
 def part_loss(logits: Tensor, labels: Tensor, weights: Sequence[float] = (1,) * 9) -> Tensor:

@@ -16,12 +16,15 @@ import torch
 from veil.core import VeilError
 from veil.nn.tensor_files import read_tensors, write_tensors
 from veil.people.part_network import PartNet
-from veil.training.fit import LRSchedule, Phase, Setup, Step, Terms, fit
+from veil.training.fit import fit
 from veil.training.part_network.augmentation import PartAugmentation
 from veil.training.part_network.counts import count_pixels
 from veil.training.part_network.dataset import read_labelled_images
 from veil.training.part_network.losses import part_terms
 from veil.training.part_network.recipe import PartRecipe
+from veil.training.phase import Phase
+from veil.training.schedule import LRSchedule
+from veil.training.steps import Setup, Step, Terms
 
 
 def train_parts(
