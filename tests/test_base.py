@@ -77,7 +77,7 @@ def veil(environment, *arguments):
 def test_help_list_and_doctor(base):
     for verb in ("--help", "list", "doctor"):
         result = veil(base, verb)
-        assert result.returncode == 0, result.stdout + result.stderr
+        assert result.returncode == 0 and result.stderr == "", result.stdout + result.stderr
 
 
 @pytest.mark.slow

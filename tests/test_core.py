@@ -1,11 +1,13 @@
 """What everything shares: errors as one sentence."""
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
+from pydantic import Field, TypeAdapter, ValidationError
 
 from errors import refuses
-from veil.core import VeilError, io_errors
+from veil.core import VeilError, io_errors, validation_message
 
 
 def test_an_os_error_becomes_a_sentence(tmp_path: Path):
@@ -34,3 +36,19 @@ def test_other_errors_are_turned_only_where_they_are_named():
         raise ValueError("bad")
     with refuses("unreadable"), io_errors("x", errors=(OSError, ValueError)):
         raise ValueError("bad")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (int, "abc", "should be a whole number"),
+        (float, "abc", "should be a number"),
+        (bool, "abc", "should be true or false"),
+        (Annotated[int, Field(ge=1)], 0, "should be 1 or more"),
+        (Literal["a", "b"], "c", "should be 'a' or 'b'"),
+    ],
+)
+def test_a_validation_error_in_plain_words(kind, value, expected):
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(kind).validate_python(value)
+    assert validation_message(caught.value.errors()[0]) == expected

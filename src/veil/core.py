@@ -107,6 +107,30 @@ def io_errors(
         raise VeilError(message, code=usual[0] if code is None else code) from error
 
 
+# What a value should be, by pydantic's type of error; the constraint's value is put in for {}.
+_EXPECTED = {
+    "int_parsing": "should be a whole number",
+    "int_type": "should be a whole number",
+    "int_from_float": "should be a whole number",
+    "float_parsing": "should be a number",
+    "float_type": "should be a number",
+    "bool_parsing": "should be true or false",
+    "bool_type": "should be true or false",
+    "greater_than_equal": "should be {} or more",
+    "greater_than": "should be more than {}",
+    "less_than_equal": "should be {} or less",
+    "less_than": "should be less than {}",
+}
+
+
+def validation_message(error: Mapping[str, Any]) -> str:
+    """One of pydantic's errors (an entry of `ValidationError.errors()`) in plain words, without the value."""
+    expected = _EXPECTED.get(error["type"])
+    if expected is not None:
+        return expected.format(*error.get("ctx", {}).values())
+    return error["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+
+
 # How a region came to be: a detector found it there; it lies between two detections, or beyond the first or the last one; its
 # track was lost, and its place is held.
 RegionSource = Literal["detected", "interpolated", "extrapolated", "held"]

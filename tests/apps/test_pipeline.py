@@ -145,9 +145,9 @@ def test_the_summary_is_read_by_people(tmp_path):
     assert "does not mean that nothing is there" in report.sentence()
 
 
-def sentence(targets: list[str], bare: list[tuple[int, int]]) -> str:
+def sentence(targets: list[str], bare: list[tuple[int, int]], frames: int = 120) -> str:
     base = {"output": "out.mp4", "method": "selective", "width": 1, "height": 1, "fps": 1, "seconds": 1}
-    base |= {"params": {}, "frames": 120, "undecodable": 0, "hidden": 0.231, "tracks": 0}
+    base |= {"params": {}, "frames": frames, "undecodable": 0, "hidden": 0.231, "tracks": 0}
     return veil.Report(**base, targets=targets, chosen=True, nothing_found=bare).sentence()  # type: ignore[arg-type]
 
 
@@ -157,6 +157,10 @@ def test_the_summary_names_what_was_looked_for():
     )
     assert sentence(["person"], [(0, 119)]) == (
         "out.mp4: 120 frames, NOTHING that looks like person was found in any of them: nothing was hidden. Look at it."
+    )
+    assert (
+        sentence(["hair"], [], frames=1)
+        == "out.mp4: 1 frame, hair hidden in it by selective (23 % of the picture)."
     )
     some = sentence(["a", "b", "face"], [(0, 9)])
     assert "a, b or face hidden in 110 of them by selective (23 %" in some and "the other 10" in some

@@ -447,6 +447,7 @@ def test_several_methods_in_a_sentence():
     )
     kind, lead, more = summary.summary(comparison()[:5])
     assert (kind, lead) == ("some", "All 4 methods still leak something private.")
+    assert summary.summary(comparison()[:3])[1] == "Both methods still leak something private."
     assert more.startswith("pixelate:16 leaks least: at worst 31% of what raw video leaks; action is")
     assert summary.summary([at_chance(), at_chance()])[0] == "safe"
 

@@ -147,3 +147,6 @@ def test_outputs_mirror_inputs(tree: Path) -> None:
         plan_outputs(["in/b.mp4", "in/b.mp4"], "new")
     with refuses("output-is-file"):
         plan_outputs(["in"], "in/notes.txt")
+    with refuses("output-is-file"):
+        plan_outputs(["in"], "new.mp4")
+    assert plan_outputs(["in"], "new.mp4/")[0].root == Path("new.mp4")

@@ -40,7 +40,9 @@ class BatchResult:
         """What the command line prints."""
         rate = f" in {self.seconds:.0f} s" if self.done else ""
         before = f", {self.kept:,} were done before" if self.kept else ""
-        sentences = [f"{self.done:,} videos done{rate}{before}; the outcome of each is in {self.manifest}."]
+        sentences = [
+            f"{self.done:,} video{'s' * (self.done != 1)} done{rate}{before}; the outcome of each is in {self.manifest}."
+        ]
         if self.failed:
             sentences.append(
                 f"{len(self.failed):,} of {self.done + self.kept + len(self.failed):,} videos failed:"

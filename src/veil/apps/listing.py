@@ -23,7 +23,7 @@ def first_line(thing: object) -> str:
 
 
 def methods() -> list[Entry]:
-    """Anonymizers of pixels, for ``--method``."""
+    """Anonymizers of pixels, for `--method`."""
     return [
         Entry(name, first_line(kind) + (" (the default)" if name == DEFAULT else ""))
         for name, kind in ANONYMIZERS.items()
@@ -47,7 +47,7 @@ def recipes() -> list[Entry]:
 
 
 def datasets() -> list[Entry]:
-    """Datasets, for ``--data``; check one with `veil data check NAME FOLDER`."""
+    """Datasets, for `--data`; check one with `veil data check NAME FOLDER`."""
     from veil.data import DATASETS
 
     return [Entry(name, first_line(reader)) for name, reader in DATASETS.items()]

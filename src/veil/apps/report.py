@@ -56,9 +56,10 @@ class Report:
             return f"{self.output}: {pictures}{gone}, each changed as a whole by {self.method}."
         bare = self.frames_without
         if bare == self.frames:
+            any_of_them = "any of them" if self.frames != 1 else "it"
             none = f"NOTHING that looks like {thing} was" if self.chosen else f"NO {thing}"
-            return f"{self.output}: {pictures}{gone}, {none} found in any of them: nothing was hidden. Look at it."
-        seen = f"{self.frames - bare} of them" if bare else "every one of them"
+            return f"{self.output}: {pictures}{gone}, {none} found in {any_of_them}: nothing was hidden. Look at it."
+        seen = f"{self.frames - bare} of them" if bare else "every one of them" if self.frames > 1 else "it"
         note = (
             f"; in the other {bare} nothing was found, which does not mean that nothing is there"
             if bare
@@ -66,7 +67,8 @@ class Report:
         )
         what = thing if self.chosen else f"one {thing} or more"
         never = f"; {' and '.join(self.missing)} was NEVER found" if self.missing else ""
-        share = f" ({100 * self.hidden:.{0 if self.hidden > 0.01 else 2}f} % of the picture on average)"
+        average = " on average" if self.frames > 1 else ""
+        share = f" ({100 * self.hidden:.{0 if self.hidden > 0.01 else 2}f} % of the picture{average})"
         return (
             f"{self.output}: {pictures}{gone}, {what} hidden in {seen} by {self.method}"
             f"{share if self.chosen else ''}{note}{never}."

@@ -215,8 +215,11 @@ def summary(results: Sequence[Result]) -> tuple[State, str, str]:
         names = listed([name for name, _ in safe])
         lead.append(f"Against {len(safe)} of {count} methods no attacker did better than chance: {names}.")
     if leaky:
-        through = f"All {count}" if len(leaky) == count else f"{len(leaky)} of {count}"
-        lead.append(f"{through} methods still leak something private.")
+        every = {1: "The method still leaks", 2: "Both methods still leak"}.get(
+            count, f"All {count} methods still leak"
+        )
+        some = f"{len(leaky)} of {count} methods still leak{'s' * (len(leaky) == 1)}"
+        lead.append(f"{every if len(leaky) == count else some} something private.")
     if unsettled:
         lead.append(f"For {unsettled} of {count} methods this audit is inconclusive.")
     more = _most_useful(safe) if safe else _least_found(leaky)

@@ -14,11 +14,13 @@ from cyclopts import Parameter
 from veil.core import VeilError
 from veil.methods import DEFAULT
 
-Flag = Annotated[bool, Parameter(negative="")]
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 Output = Annotated[str, Parameter(name=["--output", "-o"])]
 With = Annotated[str | None, Parameter(name="--with")]
-Repeated = Annotated[tuple[str, ...], Parameter(negative="")]  # --key A --key B
-Several = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]  # --key A B
+Repeated = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]  # --key A --key B
+Several = Annotated[  # --key A B
+    tuple[str, ...], Parameter(consume_multiple=True, negative="", show_default=False)
+]
 Ray = Annotated[tuple[str, ...] | None, Parameter(consume_multiple=True, negative="")]
 Region = Literal["face", "person", "frame"]
 
@@ -72,7 +74,8 @@ def trained(path: str) -> str:
     """The folder of a run, or the file of an exported model, as a method."""
     if not path.lower().endswith(".onnx") and not (Path(path) / "run.json").is_file():
         raise VeilError(
-            f"--with {path} is not the folder of a run: make one with `veil train RECIPE -o RUN`.",
+            f"--with {path} is neither the folder of a run nor an .onnx file: make one with "
+            "`veil train RECIPE -o RUN` or `veil export`.",
             code="not-a-run",
         )
     return str(Path(path).absolute())

@@ -29,7 +29,7 @@ def audit(
     actions: Several = (),
     attributes: Several = (),
     weights: Repeated = (),
-    videos: tuple[str, str] | None = None,
+    videos: Annotated[tuple[str, str] | None, Parameter(negative="")] = None,
     gallery: str | None = None,
     by: Literal["face", "body"] = "face",
     device: str | None = None,
@@ -55,7 +55,9 @@ def audit(
     root
         The folder that holds it. The synthetic dataset needs none.
     private
-        Another dataset, whose people are attacked instead (cross-dataset), in the folder private_root.
+        Another dataset, whose people are attacked instead (cross-dataset), in the folder --private-root.
+    private_root
+        The folder that holds the other dataset.
     option
         KEY=VALUE for the dataset's reader; may be given several times.
     suite

@@ -12,7 +12,7 @@ def doctor() -> int:
     healthy = True
     for item in examine():
         mark = {"good": "[green]✓[/]", "optional": "[yellow]-[/]", "bad": "[red]✗[/]"}[item.state]
-        out.print(f"{mark} {item.name:<24} ", end="")
+        out.print(f"{mark} {item.name:<28} ", end="")
         out.print(item.message, markup=False)
         healthy &= item.state != "bad"
     return 0 if healthy else 2

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from veil.apps.listing import LISTS, Entry, Kind, first_line
-from veil.cli.terminal import out, print_error
+from veil.cli.terminal import out, print_result
 from veil.core import VeilError, extras_required
 from veil.methods import ANONYMIZERS, DEFAULT, parameters
 from veil.methods import Parameter as Described
@@ -25,18 +25,22 @@ def list_(kind: Kind | None = None, /) -> int:
     if kind == "methods":
         _show_methods()
         return 0
-    missing = False
     for name, entries in LISTS.items():
         if kind not in (None, name):
             continue
-        out.print(f"[bold]{name}[/]  {first_line(entries)}", highlight=False)
+        heading = f"[bold]{name}[/]  {first_line(entries)}"
         try:
             with extras_required():
-                _show(entries())
+                rows = entries()
         except VeilError as error:
-            print_error(error)
-            missing = True
-    return 2 if missing and kind else 0
+            if kind:
+                raise
+            out.print(heading)
+            print_result(f"    {error}")
+        else:
+            out.print(heading)
+            _show(rows)
+    return 0
 
 
 def _show(entries: list[Entry]) -> None:
@@ -71,8 +75,8 @@ def _show_methods() -> None:
 
 
 def _show_parameters(rows: list[Described]) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 4))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows:
         default = "" if row.default is None else f"={row.default}"
-        table.add_row(f"{row.name}{default}", row.type, Text(row.meaning))
+        table.add_row(f"    {row.name}{default}", row.type, Text(row.meaning))
     out.print(table)

@@ -16,7 +16,7 @@ def train(
     /,
     *,
     output: Output,
-    set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
+    set_: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
     resume: Flag = False,
     devices: int = 1,
     device: str | None = None,

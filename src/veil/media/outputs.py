@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from veil.core import VeilError, io_errors
-from veil.media.inputs import find_inputs, is_image, is_pattern
+from veil.media.inputs import find_inputs, is_image, is_pattern, is_video
 from veil.media.video import OUTPUT_SUFFIXES, Codec
 
 
@@ -51,6 +51,12 @@ def plan_outputs(inputs: list[str], output: str, codec: Codec = "h264") -> list[
     if out.exists() and not out.is_dir():
         raise VeilError(
             f"{out} is a file, and several outputs need a folder: name a folder with -o.",
+            code="output-is-file",
+        )
+    if not into and (is_video(output) or is_image(output)):
+        raise VeilError(
+            f"{out} has the name of a file, and several outputs need a folder: name a folder with -o, or end "
+            "the name with /.",
             code="output-is-file",
         )
     found = find_inputs(inputs, exclude=out)

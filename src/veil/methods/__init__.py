@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from veil.core import Anonymizer, VeilError, extras_required
+from veil.core import Anonymizer, VeilError, extras_required, validation_message
 from veil.methods import exported
 from veil.methods.builtin import Prototypes
 from veil.methods.filters import Blacken, Blur, Downsample, Mask, Noise, Pixelate
@@ -93,7 +93,8 @@ def make(spec: str = DEFAULT, **more: Any) -> Anonymizer:
             continue
         if key not in known:
             raise VeilError(
-                f"method '{name}' has no parameter '{key}'; it has {', '.join(known)}.",
+                f"method '{name}' has no parameter '{key}': choose another method, or one of its parameters "
+                f"({', '.join(known)}).",
                 code="parameter-unknown",
             )
         given[key] = value
@@ -101,7 +102,7 @@ def make(spec: str = DEFAULT, **more: Any) -> Anonymizer:
         return kind(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+        message = validation_message(first)
         where = f"{first['loc'][0]}={first['input']} " if first["loc"] else ""
         raise VeilError(f"method '{name}': {where}{message}.", code="parameter-invalid") from error
 
@@ -127,9 +128,12 @@ def parameters(kind: type[Anonymizer]) -> list[Parameter]:
     return found
 
 
+_PLAIN: dict[type, str] = {bool: "True | False", int: "whole number", float: "number", str: "text"}
+
+
 def _plain(hint: Any) -> str:
     if isinstance(hint, type):
-        return {"int": "whole number", "float": "number", "str": "text"}.get(hint.__name__, hint.__name__)
+        return _PLAIN.get(hint, hint.__name__)
     words = [
         _plain(arg) if not isinstance(arg, str) else arg for arg in get_args(hint) if arg is not type(None)
     ]

@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from veil.core import VeilError, io_errors
+from veil.core import VeilError, io_errors, validation_message
 
 T = TypeVar("T")
 Origin = Callable[[str], str]
@@ -226,8 +226,7 @@ def _message(error: ValidationError, plain: Any, origin: Origin) -> str:
     key = ".".join(parts)
     if first["type"] == "missing":
         return f"{origin(key.rpartition('.')[0])}: '{key}' is missing, and it has no default."
-    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
-    message = message.replace("should be an object", "should be a table")
+    message = validation_message(first).replace("should be an object", "should be a table")
     where = f"{key} = {_written(first['input'])} " if key else ""
     if key and first["type"] == "value_error":  # from the __post_init__ of a table
         where = f"in {key}, "

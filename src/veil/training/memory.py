@@ -21,8 +21,11 @@ def torch_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
+        known = (
+            "" if reason.startswith("Expected one of") else f" ({reason})"
+        )  # else torch lists every device
         raise VeilError(
-            f"device '{name}' cannot be used ({reason}): choose cpu or another one.",
+            f"device '{name}' cannot be used{known}: choose cpu or another one, such as cuda.",
             code="device-unusable",
         ) from error
     return device

@@ -93,7 +93,7 @@ class Run:
         with io_errors(run.folder, "written"):
             if (run.folder / "run.json").exists():
                 raise VeilError(
-                    f"{run.folder} holds a run already: resume it, or choose another folder.",
+                    f"{run.folder} holds a run already: pass --resume to continue it, or choose another folder.",
                     code="run-exists",
                 )
             run.folder.mkdir(parents=True, exist_ok=True)

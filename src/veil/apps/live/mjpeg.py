@@ -28,7 +28,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Veil, live</title><style>html,body{margin:0;height:100%;background:#111}img{width:100%;height:100%;object-fit:contain}</style>
+<title>Veil, live</title><style>html,body{margin:0;height:100%;background:#111}img{display:block;width:100%;height:100%;object-fit:contain}</style>
 <img src="SOURCE" alt="the anonymized video"></html>
 """
 
