@@ -486,7 +486,7 @@ def test_the_command_line(folder, tmp_path, capsys, monkeypatch):
     )
     assert code == 2
     assert "0 videos added, 6 were there already" in said
-    assert "1 videos failed" in wrong
+    assert "1 video failed" in wrong
     assert "bad.mp4: " in wrong
     code, said, _ = veil(capsys, "info", store)
     assert code == 0

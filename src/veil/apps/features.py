@@ -57,9 +57,14 @@ class Extracted:
         """The messages for the user."""
         rate = f" ({self.written / self.seconds:.1f} a second)" if self.seconds > 0 and self.written else ""
         had = f", {self.stored_before:,} were there already" if self.stored_before else ""
-        lines = [f"{self.store}: {self.written:,} videos added{rate}{had}."]
+        lines = [f"{self.store}: {self.written:,} video{'s' * (self.written != 1)} added{rate}{had}."]
         if self.failed:
-            lines.append(f"{len(self.failed):,} videos failed and are not in the store:")
+            lost = (
+                "1 video failed and is"
+                if len(self.failed) == 1
+                else f"{len(self.failed):,} videos failed and are"
+            )
+            lines.append(f"{lost} not in the store:")
             lines += [f"  {name}: {why}" for name, why in self.failed[:_NAMED]]
             lines += [f"  and {len(self.failed) - _NAMED:,} more"] if len(self.failed) > _NAMED else []
         return lines

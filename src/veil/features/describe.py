@@ -21,12 +21,14 @@ def describe_store(store: str | Path) -> StoreDescription:
     info, totals = found.info, found.totals()
     encoder = f"{info.encoder} ({info.fingerprint[:12]}), {info.dim} numbers as {info.dtype}"
     state = "as the encoder made them" if info.anonymized is None else f"anonymized by {info.anonymized[:12]}"
+    seconds, size = totals["seconds"], totals["bytes"]
+    duration = f"{seconds / 3600:,.2f} hours" if seconds >= 360 else f"{seconds:.1f} seconds"
     lines = [
-        f"videos      {totals['videos']:,} of {totals['seconds'] / 3600:,.2f} hours, {totals['clips']:,} clips, "
+        f"videos      {totals['videos']:,} of {duration} in all, {totals['clips']:,} clips, "
         f"{info.stills} static clips each",
         f"encoder     {encoder}",
         f"features    {state}",
-        f"on disk     {totals['bytes'] / 1e6:,.1f} MB",
+        f"on disk     {f'{size / 1e6:,.1f} MB' if size >= 1e5 else f'{size / 1e3:.1f} kB'}",
     ]
     for name, plural in (("split", "splits"), ("action", "actions"), ("identity", "people")):
         most = sorted(totals[name].items(), key=lambda pair: (-pair[1], pair[0]))
