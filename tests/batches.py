@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import av
@@ -44,9 +45,15 @@ class Killer(threading.Thread):
         while not self.over.wait(0.002) and len(self.killed) < self.most:
             for folder in self.stage.glob(f"{self.key}*"):
                 pid = int(folder.name.split("-")[-2])
-                if pid not in self.killed and len(self.killed) < self.most and any(folder.glob("*")):
-                    os.kill(pid, signal.SIGKILL)
-                    self.killed.append(pid)
+                if pid in self.killed or len(self.killed) >= self.most or not any(folder.glob("*")):
+                    continue
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)  # it cannot go on to another video meanwhile
+                    if any(folder.glob("*")):
+                        os.kill(pid, signal.SIGKILL)
+                        self.killed.append(pid)
+                    else:
+                        os.kill(pid, signal.SIGCONT)
 
     def __enter__(self):
         self.start()

@@ -50,6 +50,7 @@ def test_a_pool_survives_killed_workers_and_bad_files(tmp_path):
     assert redone == {changed.name, spoiled.name}
 
 
+@pytest.mark.slow
 def test_a_video_that_kills_its_workers_is_given_up(tmp_path):
     archive(tmp_path / "in", 3, broken=(), long=(1,))
     out = tmp_path / "out"

@@ -59,7 +59,7 @@ def address() -> Iterator[str]:
             finally:
                 started |= descendants() - before
                 ray.shutdown()
-                limit = time.monotonic() + 10
+                limit = time.monotonic() + 60
                 while (left := started & descendants()) and time.monotonic() < limit:
                     time.sleep(0.05)
                 for pid in left:
@@ -81,7 +81,7 @@ def test_who_kills_its_workers_is_lost_alone(address, tmp_path):
     died = tried.pop("tried-3")
     assert died >= 3
     # What was in hand when a worker died is done again: what was begun behind it, or answered too late to be heard.
-    assert sum(count - 1 for count in tried.values()) <= 4
+    assert sum(count - 1 for count in tried.values()) <= 2 * died
     assert 2 <= len([*tmp_path.glob("made-*")]) <= 2 + died + 1  # once each, and one for each that died
     with refuses("unmade"):
         list(run_on_cluster(Unmade, range(3), address, 2))

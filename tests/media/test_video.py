@@ -991,7 +991,7 @@ def test_a_damaged_video_can_be_left_early(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(
         decoding.LibavSource,
         "_frames_of",
-        lambda self, p: counted.append(time.sleep(0.01)) or decode(self, p),
+        lambda self, p: counted.append(time.sleep(0.05)) or decode(self, p),
     )
     windows = source.windows()
     next(windows)
@@ -1065,7 +1065,7 @@ def stream(data: bytes, *, hang: bool) -> Iterator[str]:
             with connection:
                 connection.sendall(data)
                 if hang:
-                    done.wait(20)
+                    done.wait(100)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
@@ -1101,39 +1101,43 @@ def test_a_stream_that_begins_anywhere_and_is_damaged_is_read(camera: bytes) -> 
 
 
 def test_a_silent_stream_can_be_stopped(tmp_path: Path, camera: bytes, monkeypatch) -> None:
-    monkeypatch.setattr(decoding, "TIMEOUT", 3.0)
+    monkeypatch.setattr(decoding, "TIMEOUT", 120.0)
     with stream(camera, hang=True) as url:
         source, count = open_source(url), 0
-        threading.Timer(0.7, source.stop).start()
-        begin = time.monotonic()
         with open_sink(tmp_path / "out.mp4", source.info) as sink:
             for window in source.windows():
                 sink.write(window.frames, window.times)
                 count += len(window.times)
+                if count == 50:  # from now on the stream is silent
+                    stopped = time.monotonic()
+                    threading.Timer(0.2, source.stop).start()
+        assert time.monotonic() - stopped < 60  # and not the timeout
         source.close()
-        assert time.monotonic() - begin < 2.5
     assert count >= 50
     assert len(seen(tmp_path / "out.mp4")) == count
 
 
 def test_a_frame_of_a_stream_does_not_wait_for_the_next(camera: bytes, monkeypatch) -> None:
-    monkeypatch.setattr(decoding, "TIMEOUT", 2.0)
+    monkeypatch.setattr(decoding, "TIMEOUT", 60.0)
     with stream(camera, hang=True) as url:
-        source = open_source(url)
+        source, count = open_source(url), 0
         begin = time.monotonic()
-        late = [time.monotonic() - begin > 1.5 for _ in source.windows()]
+        for _ in source.windows():
+            count += 1
+            if count == 58:  # of 60: libav cannot find the end of the last two before the stream ends
+                source.stop()
+        assert count >= 58 and time.monotonic() - begin < 50  # while the stream was open and silent
         source.close()
-    assert len(late) == 60 and sum(late) <= 2  # those whose end libav cannot know
 
 
 def test_a_stream_that_falls_silent_has_ended(camera: bytes, monkeypatch) -> None:
-    monkeypatch.setattr(decoding, "TIMEOUT", 0.5)
+    monkeypatch.setattr(decoding, "TIMEOUT", 2.0)
     with stream(camera, hang=True) as url:
         begin = time.monotonic()
         source = open_source(url)
         assert sum(len(w.times) for w in source.windows()) >= 50
         source.close()
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 60  # while the stream was open
 
 
 def test_a_stream_that_never_sends_is_an_error(monkeypatch) -> None:
@@ -1142,7 +1146,7 @@ def test_a_stream_that_never_sends_is_an_error(monkeypatch) -> None:
         begin = time.monotonic()
         with refuses("no-stream"):
             open_source(url)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 60  # while the stream was open
 
 
 @pytest.mark.parametrize("url", ["tcp://user:secret@127.0.0.1:9/x?token=secret", "nosuch://127.0.0.1/x"])

@@ -233,6 +233,7 @@ def test_weights_are_fetched_from_timm(monkeypatch):
     assert calls == [("mobilenetv1_100.ra4_e3600_r224_in1k", True)]
 
 
+@pytest.mark.slow
 def test_the_small_one_learns():
     """Stripes in four directions, in any colours, phase and place."""
     torch.manual_seed(0)

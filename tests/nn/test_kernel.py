@@ -109,15 +109,17 @@ def test_who_is_left_out_is_left_out_with_the_whole_video():
 
 @pytest.mark.parametrize("problem", ["xor", "line"])
 def test_xor_needs_a_kernel_and_a_line_does_not(problem):
+    """Each point comes with its three mirror images: of four such points a line has at most three on the right sides."""
     rng = torch.Generator().manual_seed(0)
-    x, new = torch.randn(2, 300, 2, generator=rng)
-    right, asked = (((z.prod(1) if problem == "xor" else z.sum(1)) > 0).long() for z in (x, new))
+    mirrors = torch.tensor([[1.0, 1], [1, -1], [-1, 1], [-1, -1]])
+    x, new = ((0.5 + torch.rand(2, 75, 1, 2, generator=rng)) * mirrors).flatten(1, 2)
+    right, asked = (((z.prod(1) if problem == "xor" else z[:, 0]) > 0).long() for z in (x, new))
     found = []
     for choice in range(len(GAMMAS) * len(RIDGES)):
         answer = solved(x, torch.eye(2)[right], choice)(dots(new[None]))
         found.append(float((answer.argmax(1) == asked).float().mean()))
     line, curved = max(found[: len(RIDGES)]), max(found[len(RIDGES) :])
-    assert curved > 0.93 and (line < 0.6 if problem == "xor" else line > 0.97), found
+    assert curved > 0.95 and (line <= 0.75 if problem == "xor" else line > 0.95), found
 
 
 def test_small_frames_are_not_enlarged_and_large_ones_shrink():
@@ -129,11 +131,11 @@ def test_small_frames_are_not_enlarged_and_large_ones_shrink():
 
 
 def noisy(count: int, frames: int = 8, size: int = 20, seed: int = 0) -> tuple[np.ndarray, list[int]]:
-    """Videos of noise in which the brightness of a corner tells who of three it is."""
+    """Videos of faint noise in which the brightness of a corner depends on the identity, one of three."""
     rng = np.random.default_rng(seed)
-    videos = rng.normal(128, 20, (count, frames, size, size, 3))
+    videos = rng.normal(128, 6, (count, frames, size, size, 3))
     who = [i % 7 % 3 for i in range(count)]
-    videos[:, :, :6, :6] += np.array([-30, 0, 30])[who][:, None, None, None, None]
+    videos[:, :, :12, :12] += np.array([-30, 0, 30])[who][:, None, None, None, None]
     return videos.clip(0, 255).astype(np.uint8), who
 
 
@@ -155,36 +157,43 @@ def test_saved_and_restored_it_answers_the_same(sees, tmp_path):
 
 
 def test_motion_is_seen_without_what_stands_still():
+    """Of a still video, which is one frame over and over, no motion is left: the answer is always the same."""
     videos, who = noisy(150)
+    videos[:] = videos[:, :1]
     brighter = videos.astype(float)
     for video, person in zip(brighter, who, strict=True):  # each brightens somewhere else
         rows = slice(6 * person, 6 * person + 6)
-        video[:, rows, 8:] += 16 * (np.arange(8) - 3.5)[:, None, None, None]
+        video[:, rows, 8:] += 12 * (np.arange(8) - 3.5)[:, None, None, None]
     found = []
     for frames in (videos, brighter.clip(0, 255).astype(np.uint8)):
         train, val, test = split(labelled(frames, identity=who))
         budget = TrainingBudget(batch=16, clip_length=8)
         trained = train_recognizer(RecognizerSpec("kernel", "motion"), "identity", train, val, budget=budget)
-        found.append(trained.score(test)[0].value)
-    assert found[0] < 0.6 and found[1] > 0.9, found
+        found.append(trained.score(test)[0])
+    still, moving = found
+    assert still.chance is not None and still.value <= still.chance + 1e-9, still
+    assert moving.value > 0.9, moving
 
 
 def test_attributes():
+    """Every video comes twice, with both values of the third attribute, so that nothing can be learned about it."""
     rng = np.random.default_rng(0)
-    labels = rng.integers(0, 2, (200, 3)).astype(float)
-    videos = rng.normal(128, 15, (200, 4, 18, 18, 3))
-    for place in range(2):  # of the third, nothing can be seen
+    labels = np.repeat(rng.integers(0, 2, (100, 3)), 2, axis=0).astype(float)
+    videos = np.repeat(rng.normal(128, 6, (100, 4, 18, 18, 3)), 2, axis=0)
+    for place in range(2):
         corner = slice(6 * place, 6 * place + 6)
-        videos[:, :, corner, corner] += 12 * labels[:, place][:, None, None, None, None]
-    whole = labelled(videos.clip(0, 255).astype(np.uint8), attributes=[tuple(row) for row in labels])
-    train, val, test = split(whole)
+        videos[:, :, corner, corner] += 40 * labels[:, place][:, None, None, None, None]
+    labels[:, 2] = np.arange(200) % 2
+    order = [10 * (i // 10) + 2 * (i % 5) + i // 5 % 2 for i in range(200)]  # both of a pair in one part
+    videos, labels = videos[order].clip(0, 255).astype(np.uint8), labels[order]
+    train, val, test = split(labelled(videos, attributes=[tuple(row) for row in labels]))
     trained = train_recognizer(CLIPS, "attributes", train, val, budget=BUDGET)
     _, parts = trained.score(test)
-    assert parts["a"][0] > 0.95 and parts["b"][0] > 0.95 and parts["c"][0] < 0.85
+    assert parts["a"][0] > 0.9 and parts["b"][0] > 0.9 and parts["c"][0] < 0.6
     likely = trained.probabilities(test.frames).mean(1)
     right = test.truth("attributes").numpy()
-    assert likely[right[:, 0] == 1, 0].mean() > 0.7 > 0.3 > likely[right[:, 0] == 0, 0].mean()
-    assert abs(likely[:, 2].mean() - 0.5) < 0.2
+    assert likely[right[:, 0] == 1, 0].mean() > 0.6 > 0.4 > likely[right[:, 0] == 0, 0].mean()
+    assert abs(likely[:, 2].mean() - 0.5) < 0.1
 
 
 def test_somebody_who_is_missing_in_training_is_never_named():

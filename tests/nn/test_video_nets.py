@@ -284,6 +284,7 @@ def test_the_slow_pathway_gets_a_quarter_of_the_frames():
     assert [shape[2] for shape in seen] == [8, 32, 4, 13]
 
 
+@pytest.mark.slow
 def test_the_small_one_learns_motion():
     """Noise that moves in one of four directions: a single frame is not enough."""
     torch.manual_seed(0)

