@@ -194,10 +194,13 @@ def shown(root: Path, path: str) -> str:
 
 
 def commands(_: Path, __: str) -> str:
-    """What `--help` says of every command."""
+    """The `--help` of every command."""
     from veil.cli import app
 
     text = app.generate_docs(output_format="markdown", recursive=True)
+    text = re.sub(
+        r"^(veil [\w ]+?) -m [\w.]+", r"\1", text, flags=re.M
+    )  # cyclopts: how this program was started
     return text[text.index("\n## veil ") :].strip()
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,13 @@ def test_all_public_names_and_commands_are_told(staged):
         assert hasattr(importlib.import_module(module), thing) or importlib.import_module(name), name
     commands = re.findall(r"^## veil (\w+)", words(staged, "commands.md"), re.M)
     assert {"anonymize", "audit", "batch", "live", "serve", "train", "features"} <= set(commands)
+
+
+def test_the_usage_of_a_command_does_not_show_how_the_site_is_built(monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", docs_site.__spec__)  # as with python -m
+    monkeypatch.setattr(sys, "argv", [docs_site.__file__])
+    text = docs_site.commands(ROOT, "")
+    assert "docs_site" not in text and "\nveil anonymize --output STR [OPTIONS] INPUTS\n" in text
 
 
 def parsed(command: str) -> None:
