@@ -404,9 +404,10 @@ def test_a_file_ends_by_itself(tmp_path):
     assert result.seconds > 0.4  # at its own speed
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_whole_file(tmp_path):
-    video = clips.video(tmp_path / "in.mp4", clips.noise(20, 160, 120), rate=20)
-    method = "pixelate:block=4,region=frame"
+    video = clips.video(tmp_path / "in.mp4", clips.noise(20, 320, 240), rate=20)
+    method = "pixelate:block=2,region=frame"
     arguments = ["live", "--source", video, "--loop", "--to", tmp_path / "out.mp4", "--method", method]
     running = subprocess.Popen(
         [sys.executable, "-m", "veil", *map(str, arguments)],

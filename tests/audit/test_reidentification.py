@@ -16,7 +16,7 @@ from conftest import SHARED, needs_shared
 from errors import refuses
 from veil.audit.gallery import Gallery, read_gallery
 from veil.audit.reidentification import compare_folders, identify
-from veil.core import Box, Frames, VeilError
+from veil.core import Box, Frames
 from veil.media.sinks import open_sink
 from veil.media.sources import open_source
 from veil.media.video import FrameTime, VideoInfo
@@ -129,8 +129,9 @@ def test_galleries_that_are_none(tmp_path):
     with refuses("gallery-nobody"):
         read_gallery(tmp_path, Squares())
     path.write_bytes(b"no picture")
-    with pytest.raises(VeilError, match=r"empty\.png"):
+    with refuses("not-a-picture") as caught:
         read_gallery(tmp_path, Squares())
+    assert "empty.png" in str(caught.value)
 
 
 def test_identify_counts(stills):
@@ -275,8 +276,9 @@ def test_a_filter_on_a_face_leaves_no_frame_unchanged(tmp_path, stills, method):
 
 
 def test_videos_that_are_no_pair(tmp_path, stills):
-    with pytest.raises(VeilError, match=r"x\.mkv.*x\.mkv.*4.*2"):
+    with refuses("pair-lengths-differ") as caught:
         compared(tmp_path / "1", stills, [BOTH] * 2, [BOTH] * 4)
+    assert str(caught.value).count("x.mkv") == 2
     with refuses("pair-lengths-differ"):
         compared(tmp_path / "2", stills, [BOTH] * 4, [BOTH] * 2)
     with refuses("pair-sizes-differ"):
@@ -323,10 +325,11 @@ def test_names_without_a_partner_are_listed(tmp_path, stills):
         (tmp_path / "veiled").mkdir()
         compare_folders(tmp_path / "raw", tmp_path / "veiled", stills, Squares())
     write(tmp_path / "veiled" / "v4.mkv", [BOTH])
-    with pytest.raises(VeilError, match=r"v0\.mkv, .*v1\.mkv, .*v2\.mkv and 1 more"):
-        compare_folders(tmp_path / "raw", tmp_path / "veiled", stills, Squares())
-    with pytest.raises(VeilError, match=r"v0\.mkv, .*v1\.mkv, .*v2\.mkv and 1 more"):
-        compare_folders(tmp_path / "veiled", tmp_path / "raw", stills, Squares())
+    for first, second in (("raw", "veiled"), ("veiled", "raw")):
+        with refuses("pair-missing") as caught:
+            compare_folders(tmp_path / first, tmp_path / second, stills, Squares())
+        named = [i for i in range(5) if f"v{i}.mkv" in str(caught.value)]
+        assert named == [0, 1, 2]  # the first three of four
 
 
 def test_two_files_for_one_name(tmp_path, stills):
@@ -341,8 +344,9 @@ def test_an_unreadable_video_is_named(tmp_path, stills):
     write(tmp_path / "raw" / "a.mkv", [BOTH])
     (tmp_path / "veiled").mkdir()
     (tmp_path / "veiled" / "a.mp4").write_bytes(b"no video")
-    with pytest.raises(VeilError, match=r"a\.mp4"):
+    with refuses("not-a-video") as caught:
         compare_folders(tmp_path / "raw", tmp_path / "veiled", stills, Squares())
+    assert "a.mp4" in str(caught.value)
 
 
 def test_every_must_be_one_or_more(tmp_path, stills):
@@ -428,9 +432,9 @@ def test_bodies_are_nearer_to_themselves(monkeypatch):
 
 
 def test_a_body_file_that_is_absent_or_another(tmp_path):
-    with pytest.raises(VeilError, match=r"none\.onnx does not exist"):
+    with refuses("weights-missing"):
         bodies.BodyEmbedder(tmp_path / "none.onnx")
-    with pytest.raises(VeilError, match="is not an OSNet"):
+    with refuses("weights-of-another-network"):
         bodies.BodyEmbedder(weights.find("centerface"))
 
 
@@ -441,5 +445,6 @@ def test_without_body_weights_one_sentence_says_what_to_do(tmp_path, monkeypatch
     monkeypatch.setitem(weights.WEIGHTS, bodies.OSNET, entry)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(weights.FOLDER_VARIABLE, raising=False)
-    with pytest.raises(VeilError, match="'osnet_x0_25' are not on this machine"):
+    with refuses("weights-missing") as caught:
         bodies.BodyEmbedder()
+    assert bodies.OSNET in str(caught.value)

@@ -282,8 +282,9 @@ def test_ucf_sports_as_it_is() -> None:
 
 @pytest.mark.parametrize("name", [name for name in data.DATASETS if name != "synthetic"])
 def test_every_reader_refuses_an_empty_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(VeilError, match=str(tmp_path)) as raised:
+    with pytest.raises(VeilError) as raised:
         data.read(name, tmp_path)
+    assert str(tmp_path) in str(raised.value)
     assert raised.value.code in ("no-samples", "label-file-missing") and "\n" not in str(raised.value)
     with refuses("dataset-folder-missing"):
         data.read(name, tmp_path / "nowhere")

@@ -96,8 +96,9 @@ def crafted(*parts: bytes) -> bytes:
 def test_whatever_else_is_in_a_pickle_is_refused(tmp_path: Path, program: bytes, what: str) -> None:
     path = tmp_path / "labels.pkl"
     path.write_bytes(program)
-    with pytest.raises(VeilError, match=r"labels\.pkl"):
+    with pytest.raises(VeilError) as raised:
         read_pickle(path)
+    assert raised.value.code in ("pickle-unsafe", "label-file-invalid") and "labels.pkl" in str(raised.value)
     assert read_pickle(layouts.pickled(path, {"a": np.float64(2)})) == {"a": 2}, (
         f"{what} did harm that stayed"
     )

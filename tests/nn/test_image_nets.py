@@ -164,9 +164,10 @@ def test_a_file_that_would_run_code_is_refused(tmp_path, form):
         torch.save(Hostile(touched), path, _use_new_zipfile_serialization=form == "torch")
     else:
         torch.save({"conv1.weight": torch.zeros(1), "more": Hostile(touched)}, path)
-    with pytest.raises(VeilError, match=r"evil\.pth") as raised:
+    with pytest.raises(VeilError) as raised:
         make("small2d", 7, weights=path)
     assert not touched.exists() and raised.value.code in ("weights-unsafe", "weights-damaged")
+    assert "evil.pth" in str(raised.value)
     assert "\n" not in str(raised.value) and "weights_only" not in str(raised.value)
 
 
@@ -174,8 +175,9 @@ def test_a_file_that_would_run_code_is_refused(tmp_path, form):
 @pytest.mark.parametrize("content", [b"", b"no weights", b"PK\x03\x04 half a zip"])
 def test_a_damaged_file_is_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(VeilError, match=name) as raised:
+    with pytest.raises(VeilError) as raised:
         make("small2d", 7, weights=tmp_path / name)
+    assert name in str(raised.value)
     assert "\n" not in str(raised.value) and raised.value.code in ("weights-unsafe", "weights-damaged")
 
 
