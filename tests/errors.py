@@ -1,4 +1,4 @@
-"""Errors are recognised by their code, so that their wording can change."""
+"""Errors are recognized by their code, so that their wording can change."""
 
 from typing import Any
 

@@ -86,14 +86,14 @@ def test_a_trade_off_has_the_spread_of_its_own_protocol_and_metric():
         row("utility", "action", "same dataset: a", "top-1", 0.7, 0.8),
         row("utility", "action", "same dataset: b", "top-1", 0.95, 0.99),
         row("leakage", "face", "gallery", "rank-1", 0.2, 0.3),
-        row("leakage", "face", "gallery", "recognised", 0.6, 0.9),
+        row("leakage", "face", "gallery", "recognized", 0.6, 0.9),
     )
     offs = trade_offs([Result("m", {}, "", rows, tuple(replace(r, values=(1.0,)) for r in rows), {}, ())])
     spreads = {(str(off.utility_axis), off.leakage_axis.metric): off for off in offs}
     assert len(spreads) == len(offs) == 4
     for off in offs:
         uses = {"same dataset: a": (0.7, 0.8), "same dataset: b": (0.95, 0.99)}
-        leaks = {"rank-1": (0.2, 0.3), "recognised": (0.6, 0.9)}
+        leaks = {"rank-1": (0.2, 0.3), "recognized": (0.6, 0.9)}
         assert off.utility_spread == (uses[off.utility_axis.protocol],)
         assert off.leakage_spread == (leaks[off.leakage_axis.metric],)
         low, high = off.utility_spread[0]

@@ -1,4 +1,4 @@
-"""Who is recognised: the rules, with coloured squares for people, and the real embedders on real pictures."""
+"""Who is recognized: the rules, with coloured squares for people, and the real embedders on real pictures."""
 
 from __future__ import annotations
 
@@ -140,10 +140,10 @@ def test_identify_counts(stills):
     video = np.stack([BOTH, scene(), scene((LEFT, pale)), scene((RIGHT, GREEN))])
     anybody = identify([video], gallery, Squares(), every=1)
     assert (anybody.frames, anybody.frames_with_detection, anybody.probes) == (4, 3, 4)
-    assert (anybody.recognised, anybody.frames_recognised, anybody.videos_recognised) == (3, 2, 1)
+    assert (anybody.recognized, anybody.frames_recognized, anybody.videos_recognized) == (3, 2, 1)
     assert anybody.rank1 is None and anybody.mistaken == 0
     red = identify([video], gallery, Squares(), every=1, truth={"0": "red"})
-    assert (red.recognised, red.mistaken, red.frames_recognised) == (1, 2, 1)
+    assert (red.recognized, red.mistaken, red.frames_recognized) == (1, 2, 1)
     assert red.rank1 and (red.rank1.value, red.rank1.n) == (0.5, 4)
     assert red.rank1.chance == 1  # all probes are red
     assert "always answering red reaches 1" in red.rank1.notes
@@ -185,9 +185,9 @@ def test_untouched_video_leaks_all(tmp_path, stills):
     found = compared(tmp_path, stills, [BOTH] * 3)
     assert (found.unchanged, found.frames, found.changed) == (3, 3, 0)
     left = found.anonymized
-    assert (left.probes, left.recognised, left.frames_recognised, left.videos_recognised) == (6, 6, 3, 1)
+    assert (left.probes, left.recognized, left.frames_recognized, left.videos_recognized) == (6, 6, 3, 1)
     assert left.rank1 and left.rank1.value == 1
-    assert found.pairs[0].name == str(Path("a/x")) and found.raw.recognised == 6
+    assert found.pairs[0].name == str(Path("a/x")) and found.raw.recognized == 6
 
 
 def test_blackened_people_are_at_chance(tmp_path, stills):
@@ -195,15 +195,15 @@ def test_blackened_people_are_at_chance(tmp_path, stills):
     black = scene((LEFT, (0, 0, 0)), (RIGHT, (0, 0, 0)), mark=False)
     found = compared(tmp_path, stills, [black] * 3)
     left = found.anonymized
-    assert (left.frames_with_detection, left.probes, left.recognised, left.mistaken) == (0, 6, 0, 0)
+    assert (left.frames_with_detection, left.probes, left.recognized, left.mistaken) == (0, 6, 0, 0)
     assert left.rank1 and left.rank1.value == pytest.approx(1 / 3)
     assert found.unchanged == 0 and found.changed == pytest.approx(2 * 16 * 16 / (96 * 64))
-    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["anonymized"]["recognised"] == 0
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["anonymized"]["recognized"] == 0
 
 
 def test_a_detector_that_fails_flatters_nobody(tmp_path, stills):
     found = compared(tmp_path, stills, [scene((LEFT, RED), (RIGHT, GREEN), mark=False)])
-    assert found.anonymized.frames_with_detection == 0 and found.anonymized.recognised == 2
+    assert found.anonymized.frames_with_detection == 0 and found.anonymized.recognized == 2
 
 
 def test_a_grain_that_softening_takes_away_hides_nobody(tmp_path, stills):
@@ -220,27 +220,27 @@ def test_a_grain_that_softening_takes_away_hides_nobody(tmp_path, stills):
     grain[16:32, 8:24, 0] = np.where(np.indices((16, 16)).sum(axis=0) % 2, 255, 125)
     write(tmp_path / "raw.mkv", [scene((LEFT, RED))])
     write(tmp_path / "veiled.mkv", [grain])
-    for softened, recognised in [((), 0), ((0.02, 0.06), 1)]:
+    for softened, recognized in [((), 0), ((0.02, 0.06), 1)]:
         files = tmp_path / "raw.mkv", tmp_path / "veiled.mkv"
         found = compare_folders(*files, stills, Sharp(), softened=softened)
-        assert found.raw.recognised == 1 and found.anonymized.recognised == recognised
+        assert found.raw.recognized == 1 and found.anonymized.recognized == recognized
 
 
 def test_whom_raw_video_does_not_show_is_no_probe(tmp_path, stills):
     found = compared(tmp_path, stills, [BOTH] * 2, [scene((LEFT, (150, 150, 150)))] * 2)
-    assert found.raw.probes == 2 and found.raw.recognised == 0 and found.anonymized.probes == 0
+    assert found.raw.probes == 2 and found.raw.recognized == 0 and found.anonymized.probes == 0
     assert "proves nothing about the tool" in found.notes[-1]
 
 
-def test_another_persons_face_is_mistaken_not_recognised(tmp_path, stills):
+def test_another_persons_face_is_mistaken_not_recognized(tmp_path, stills):
     found = compared(tmp_path, stills, [scene((LEFT, BLUE), (RIGHT, RED))])
     left = found.anonymized
-    assert (left.recognised, left.mistaken, left.frames_recognised) == (0, 2, 0)
+    assert (left.recognized, left.mistaken, left.frames_recognized) == (0, 2, 0)
 
 
-def test_somebody_who_appears_elsewhere_is_recognised_in_the_frame(tmp_path, stills):
+def test_somebody_who_appears_elsewhere_is_recognized_in_the_frame(tmp_path, stills):
     found = compared(tmp_path, stills, [scene((FAR, RED)), scene((FAR, BLUE))])
-    assert found.anonymized.recognised == 0 and found.anonymized.frames_recognised == 1
+    assert found.anonymized.recognized == 0 and found.anonymized.frames_recognized == 1
 
 
 def test_a_small_hidden_face_in_a_large_frame_is_a_change(tmp_path, stills):
@@ -378,7 +378,7 @@ def test_without_its_weights_one_sentence_says_what_to_install(embedder, monkeyp
         faces.FaceEmbedder()
 
 
-def test_the_astronaut_is_recognised_until_she_is_blackened(embedder, astronaut, tmp_path):
+def test_the_astronaut_is_recognized_until_she_is_blackened(embedder, astronaut, tmp_path):
     import veil
     from veil.apps.demo import sample
 
@@ -386,11 +386,11 @@ def test_the_astronaut_is_recognised_until_she_is_blackened(embedder, astronaut,
     assert gallery.names == ("eileen",) and gallery.embeddings.shape == (1, 128)
     frames = sample(6)
     raw = identify([frames], gallery, embedder, every=2)
-    assert raw.frames == raw.frames_recognised == 3
+    assert raw.frames == raw.frames_recognized == 3
     write(tmp_path / "raw.mkv", list(frames))
     veil.anonymize_video(tmp_path / "raw.mkv", tmp_path / "veiled.mp4", "blacken")
     found = compare_folders(tmp_path / "raw.mkv", tmp_path / "veiled.mp4", gallery, embedder, every=3)
-    assert found.anonymized.probes >= 2 and found.anonymized.recognised == 0 and found.unchanged == 0
+    assert found.anonymized.probes >= 2 and found.anonymized.recognized == 0 and found.unchanged == 0
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 7), (40, 300)])
@@ -413,8 +413,8 @@ def test_two_presidents(embedder, tmp_path):
         raw = write(tmp_path / "raw.mkv", list(next(source.windows()).frames[:8]))
     veil.anonymize_video(raw, tmp_path / "veiled.mp4", "blacken")
     found = compare_folders(raw, tmp_path / "veiled.mp4", gallery, embedder, every=4)
-    assert (found.raw.frames, found.raw.probes, found.raw.recognised) == (2, 4, 4)
-    assert (found.anonymized.probes, found.anonymized.recognised) == (4, 0)
+    assert (found.raw.frames, found.raw.probes, found.raw.recognized) == (2, 4, 4)
+    assert (found.anonymized.probes, found.anonymized.recognized) == (4, 0)
 
 
 @needs_shared

@@ -445,7 +445,7 @@ def test_several_methods_in_a_sentence():
     )
     assert (
         more
-        == "Of the methods at chance spact has the highest utility: action is recognised in 89% (raw 95%, chance 4%)."
+        == "Of the methods at chance spact has the highest utility: action is recognized in 89% (raw 95%, chance 4%)."
     )
     kind, lead, more = summary.summary(comparison()[:5])
     assert (kind, lead) == ("some", "All 4 methods still leak something private.")

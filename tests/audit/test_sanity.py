@@ -171,7 +171,7 @@ def test_the_key_of_a_scramble_is_found():
 
 
 @pytest.mark.slow
-def test_the_reconstruction_attacker_recognises_what_the_oblivious_one_cannot():
+def test_the_reconstruction_attacker_recognizes_what_the_oblivious_one_cannot():
     """The oblivious attacker was trained on other images; reconstructed ones are nearly raw."""
     net = RecognizerSpec("small2d", "frames")
     suite = replace(SUITE, attackers=(net,), knowledge=("oblivious", "reconstruction"))

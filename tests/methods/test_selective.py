@@ -475,7 +475,7 @@ def test_explained_tells_each_frame_in_order_and_maps_where_it_looked(every):
 
 @needs_shared
 @pytest.mark.slow
-def test_nobody_is_recognised(tmp_path: Path):
+def test_nobody_is_recognized(tmp_path: Path):
     """Faces that dlib's embedding knows in the original, each of them, and none in what the default method made."""
     pytest.importorskip("dlib", reason="the extra 'faces' is not installed")
     from veil.audit.gallery import read_gallery
@@ -499,8 +499,8 @@ def test_nobody_is_recognised(tmp_path: Path):
     gallery = read_gallery(tmp_path / "faces", embed)
     veil.anonymize_video(tmp_path / "raw.mkv", tmp_path / "veiled.mp4")
     found = compare_folders(tmp_path / "raw.mkv", tmp_path / "veiled.mp4", gallery, embed, every=20)
-    assert found.raw.probes == found.raw.recognised >= 4 and found.raw.frames_recognised == 2
-    assert found.anonymized.probes >= 4 and found.anonymized.recognised == 0 and found.unchanged == 0
+    assert found.raw.probes == found.raw.recognized >= 4 and found.raw.frames_recognized == 2
+    assert found.anonymized.probes >= 4 and found.anonymized.recognized == 0 and found.unchanged == 0
 
 
 def test_a_name_that_is_never_found_is_said_and_may_be_an_error(tmp_path, monkeypatch):

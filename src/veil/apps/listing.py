@@ -18,8 +18,8 @@ class Entry(NamedTuple):
 
 
 def first_line(thing: object) -> str:
-    """The first line of a docstring."""
-    return (thing.__doc__ or "").strip().partition("\n")[0]
+    """The first line of a docstring, with code between single backticks."""
+    return (thing.__doc__ or "").strip().partition("\n")[0].replace("``", "`")
 
 
 def methods() -> list[Entry]:

@@ -27,7 +27,7 @@ class RecognizerData:
     name: str = "synthetic"
     root: str | None = None
     options: dict[str, str | int] = Field(default_factory=dict)
-    target: Literal["action", "identity", "attributes"] = "action"  # the label to recognise
+    target: Literal["action", "identity", "attributes"] = "action"  # the label to recognize
     size: Annotated[int, Field(ge=16, le=512)] = 56  # pixels
     length: Annotated[int, Field(ge=1, le=64)] = 8  # frames in a clip
     batch: Annotated[int, Field(ge=1)] = 32

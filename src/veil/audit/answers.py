@@ -27,7 +27,7 @@ class Answers:
 
     @property
     def target(self) -> str:
-        """What was recognised."""
+        """What was recognized."""
         return self.trained.target
 
     @property

@@ -19,7 +19,7 @@ SPLITS = ("train", "val", "test")
 
 
 class AuditQuestion(NamedTuple):
-    """What is recognised in which dataset."""
+    """What is recognized in which dataset."""
 
     dataset: Dataset
     role: Role

@@ -1,7 +1,7 @@
 """The audit's cache: results, and the weights of the recognizers of raw video; never a frame.
 
 An entry is found by the fingerprints of what it was computed from (`veil.audit.provenance`). It is written whole or
-not at all. The folder is readable by its owner only, because recognizers of raw video recognise people.
+not at all. The folder is readable by its owner only, because recognizers of raw video recognize people.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from veil.methods import make
 from veil.nn import image, video
 from veil.training.memory import torch_device
 
-BY_DEFINITION = "1 by definition: the probes are the people who are recognised in raw video"
+BY_DEFINITION = "1 by definition: the probes are the people who are recognized in raw video"
 
 
 def audit_methods(
@@ -109,8 +109,8 @@ def audit_videos(
     before, after = comparison.raw, comparison.anonymized
     counts = (
         f"A {by} is detected in {before.frames_with_detection} of {before.frames} raw frames and in "
-        f"{after.frames_with_detection} anonymized ones; of {after.probes} recognised in raw video, {after.recognised} "
-        f"are still recognised. {comparison.unchanged} of {comparison.frames} frames were left unchanged; "
+        f"{after.frames_with_detection} anonymized ones; of {after.probes} recognized in raw video, {after.recognized} "
+        f"are still recognized. {comparison.unchanged} of {comparison.frames} frames were left unchanged; "
         f"{comparison.changed:.1%} of pixels changed."
     )
     result = Result(

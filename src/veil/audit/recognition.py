@@ -1,4 +1,4 @@
-"""Recognizers: fresh networks that are trained to recognise an action, an identity or attributes in videos.
+"""Recognizers: fresh networks that are trained to recognize an action, an identity or attributes in videos.
 
 Utility and leakage are the same experiment: train on the training videos, keep the weights that do best on the
 validation videos, score once on the test videos. How they are trained is in `veil.audit.recognizer_training`.

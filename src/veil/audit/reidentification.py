@@ -1,15 +1,15 @@
 """Re-identification: faces or bodies in videos, compared with stills of known people by a published embedding.
 
 The attacker has a *gallery* (stills with names), an *embedder* and frames, but no access to the anonymizer.
-A *probe* is one face or body in one frame. It is *recognised* where the right person of the gallery is the nearest and
+A *probe* is one face or body in one frame. It is *recognized* where the right person of the gallery is the nearest and
 nearer than the embedder's threshold, and *mistaken* where a wrong one is. *Rank-1* is the closed-set question: is the
 right person the nearest?
 
 `compare_folders` evaluates the output of any tool by the raw videos it was made from. Raw video gives the identities
 and their places; then the anonymized frame is attacked at every detection in it *and* at the places of the raw
-detections, because a face can be recognisable where a detector fails.
+detections, because a face can be recognizable where a detector fails.
 
-Each place is also attacked slightly blurred: the edges of large pixels confuse an embedding, though people recognise
+Each place is also attacked slightly blurred: the edges of large pixels confuse an embedding, though people recognize
 the face when they squint. The nearest of the attempts counts.
 """
 
@@ -35,7 +35,7 @@ from veil.people.faces import Embedder, FaceEmbedder
 
 EVERY = 5  # one in this many frames is attacked
 # Widths of a Gaussian, of the side of a face. On 210 faces of some 45 pixels in blocks of 4 they take rank-1 from
-# 0.52 to 0.94 and those recognised from 49 to 116; behind black they recognise nobody.
+# 0.52 to 0.94 and those recognized from 49 to 116; behind black they recognize nobody.
 SOFTENED = (0.02, 0.06)
 _SAME_PLACE = 0.5  # closeness from which a detection in the anonymized frame belongs to a raw one
 _TIE = 1e-9
@@ -43,16 +43,16 @@ _TIE = 1e-9
 
 @dataclass(frozen=True)
 class IdentificationCounts:
-    """How often people of a gallery were recognised in a set of videos."""
+    """How often people of a gallery were recognized in a set of videos."""
 
     videos: int
     frames: int  # attacked
     frames_with_detection: int
     probes: int
-    recognised: int  # probes: the right person is the nearest, and within the threshold
+    recognized: int  # probes: the right person is the nearest, and within the threshold
     mistaken: int  # probes: a wrong one is
-    frames_recognised: int  # with at least one recognised probe
-    videos_recognised: int  # with at least one recognised frame
+    frames_recognized: int  # with at least one recognized probe
+    videos_recognized: int  # with at least one recognized frame
     rank1: Score | None  # None: identities are not given
     notes: tuple[str, ...] = ()
 
@@ -63,14 +63,14 @@ class IdentificationCounts:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The people recognised in a tool's output, and those recognised in the raw videos."""
+    """The people recognized in a tool's output, and those recognized in the raw videos."""
 
     names: tuple[str, ...]  # of the gallery
     threshold: float
     every: int
     pairs: tuple[VideoPair, ...]
-    raw: IdentificationCounts  # its probes are all faces found; recognised are those that have a name
-    anonymized: IdentificationCounts  # its probes are those that were recognised in raw video
+    raw: IdentificationCounts  # its probes are all faces found; recognized are those that have a name
+    anonymized: IdentificationCounts  # its probes are those that were recognized in raw video
     notes: tuple[str, ...] = ()
 
     @property
@@ -101,7 +101,7 @@ class _FrameProbes(NamedTuple):
     detected: bool
     distances: Floats  # (P, names), one row a probe
     truth: Ints | None  # (P,) identities
-    recognised: bool
+    recognized: bool
 
 
 def identify(
@@ -119,7 +119,7 @@ def identify(
 
     videos    files, or frames ``(T, H, W, 3)``
     truth     the identity in each video, by the name of its file without its ending (frames: ``"0"``, ``"1"``, …
-              by their place among `videos`); None: whoever is within the threshold counts as recognised
+              by their place among `videos`); None: whoever is within the threshold counts as recognized
     softened  by how much to soften whoever is found for a further look; ``()`` does for raw video
     progress  called with the number of frames done and the number in all
     """
@@ -160,8 +160,8 @@ def compare_folders(
     embed             the embedding of faces; None: `FaceEmbedder()`
 
     First every pair is compared pixel by pixel, so that a pair that does not fit ends it at once. Then people are
-    looked for in every `every`-th frame. The true identity is the one recognised in raw video, within the threshold: a
-    person who is not recognised there cannot leak from the anonymized video.
+    looked for in every `every`-th frame. The true identity is the one recognized in raw video, within the threshold: a
+    person who is not recognized there cannot leak from the anonymized video.
     """
     _check_every(every)
     files = find_pairs(Path(raw), Path(anonymized))
@@ -183,9 +183,9 @@ def compare_folders(
     found = _summary(before, count, known, threshold, False, bootstrap)
     left = _summary(after, count, known, threshold, True, bootstrap)
     notes = known.notes
-    if not found.recognised:
+    if not found.recognized:
         notes += (
-            "nobody of the gallery is recognised in the raw videos: this proves nothing about the tool",
+            "nobody of the gallery is recognized in the raw videos: this proves nothing about the tool",
         )
     return Comparison(known.names, threshold, every, pairs, found, left, notes)
 
@@ -242,7 +242,7 @@ def _soft_distances(
 def _matched(
     distances: Floats, truth: Ints | None, threshold: float
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which probes are recognised and which are mistaken, ``(P,)`` each."""
+    """Which probes are recognized and which are mistaken, ``(P,)`` each."""
     near = distances.min(axis=1, initial=np.inf) < threshold
     right = np.ones(len(distances), bool) if truth is None else distances.argmin(axis=1) == truth
     return near & right, near & ~right
@@ -268,10 +268,10 @@ def _summary(
         frames=len(frames_seen),
         frames_with_detection=sum(look.detected for look in frames_seen),
         probes=len(distances),
-        recognised=int(right.sum()),
+        recognized=int(right.sum()),
         mistaken=int(wrong.sum()),
-        frames_recognised=sum(look.recognised for look in frames_seen),
-        videos_recognised=len({look.video for look in frames_seen if look.recognised}),
+        frames_recognized=sum(look.recognized for look in frames_seen),
+        videos_recognized=len({look.video for look in frames_seen if look.recognized}),
         rank1=None if truth is None else _rank1(distances, truth, video, gallery.names, bootstrap),
         notes=gallery.notes,
     )

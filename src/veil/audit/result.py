@@ -30,7 +30,7 @@ UNDERFITTED_NOTE = "underfitted"  # how the note of a row of an underfitted reco
 KNOWLEDGE: dict[Knowledge, str] = {
     "oblivious": "trained on raw video, without access to the anonymizer",
     "adaptive": "trained on raw video, then on anonymized video",
-    "reconstruction": "trained on pairs to reconstruct raw from anonymized video, then to recognise the reconstruction",
+    "reconstruction": "trained on pairs to reconstruct raw from anonymized video, then to recognize the reconstruction",
     "embedding": "compares with stills of known people, by a published embedding",
 }
 
@@ -170,7 +170,7 @@ class Result:
             worst = max(above, key=_above_chance)
             attacker = f"{worst.by}, {worst.knowledge}"
             conclusion = (
-                f"It is not anonymous: the strongest attacker ({attacker}) still recognises {worst.target}."
+                f"It is not anonymous: the strongest attacker ({attacker}) still recognizes {worst.target}."
             )
         elif not leaks or blind or len(leakage) > len(leaks):
             conclusion = (

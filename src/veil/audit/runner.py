@@ -326,4 +326,5 @@ def _silent(done: int, total: int | None, message: str | None = None) -> None:
 def _device_name(device: str) -> str:
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(torch.device(device))
-    return f"{device}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{device}, {threads} thread{'s' * (threads != 1)}"

@@ -23,8 +23,8 @@ UNFITTED = 0.5  # an attacker whose training ended above this share of the loss 
 
 WORDS: dict[State, str] = {
     "safe": "At chance",
-    "some": "Partly recognised",
-    "much": "Recognised",
+    "some": "Partly recognized",
+    "much": "Recognized",
     "unknown": "Inconclusive",
 }
 ENCODING = {
@@ -34,7 +34,7 @@ ENCODING = {
 UNDERFITTED = (
     "a recognizer that did not fit its own training videos: its note states this, or its training loss ended above half "
     "of that of guessing, which is ln(1/chance) for one of several classes and the entropy of a binary attribute. "
-    "That it recognises little proves little."
+    "That it recognizes little proves little."
 )
 TERMS = {
     "top-1, rank-1": "the share of test videos for which the first answer is right: a classifier's (top-1), or that "
@@ -242,7 +242,7 @@ def _most_useful(safe: Sequence[tuple[str, Result]]) -> str:
                 if len(safe) == 1
                 else f"Of the methods at chance {name} has the highest utility:"
             )
-            sentences.append(f"{which} {use} is recognised in {_beside(result, row)}.")
+            sentences.append(f"{which} {use} is recognized in {_beside(result, row)}.")
     return " ".join(sentences)
 
 
@@ -256,7 +256,7 @@ def _least_found(leaky: Sequence[tuple[str, Result]]) -> str:
     if not known:
         return ""
     most, name, result = min(known, key=lambda item: item[0])
-    kept = [f"; {row.target} is recognised in {_beside(result, row)}" for row in result.headlines("utility")]
+    kept = [f"; {row.target} is recognized in {_beside(result, row)}" for row in result.headlines("utility")]
     return f"{name} leaks least: at worst {percent(most)} of what raw video leaks{''.join(kept)}."
 
 

@@ -1,6 +1,6 @@
 """SPLAVU: anonymize features instead of pixels (Self-supervised Privacy-preservation via Latent Anonymization, 2025).
 
-A small adapter changes the features of a frozen video encoder, so that actions are still recognised, found in long videos and
+A small adapter changes the features of a frozen video encoder, so that actions are still recognized, found in long videos and
 separated from anomalies, while what a single frame shows of the people is removed. No private label is used.
 
 Modules: the adapter A, a head T for each task (a linear one for actions, TriDet for where actions are, MGFN for anomalies).

@@ -12,7 +12,7 @@ from veil.training.recipe import STRICT, LearningRate
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class UtilityConfig:
-    """`[utility]`: the network that recognises actions in anonymized clips."""
+    """`[utility]`: the network that recognizes actions in anonymized clips."""
 
     network: str
     weights: str | None = None  # a file of published weights

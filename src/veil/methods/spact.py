@@ -1,6 +1,6 @@
 """SPAct: self-supervised privacy preservation for action recognition (Dave et al. 2022, arXiv 2203.15205).
 
-An anonymizer changes frames so that the action can still be recognised, while two images of the same people can no longer be
+An anonymizer changes frames so that the action can still be recognized, while two images of the same people can no longer be
 matched. No private labels are needed.
 
 Modules: the anonymizer A (U-Net, frame by frame, sigmoid), the utility network T (of clips), the budget network B (of frames,

@@ -287,7 +287,7 @@ class RatioConfig:
 class STPrivacyRecipe:
     """How STPrivacy is trained: as the supervised method, with a penalty where the kept share differs from the ratios."""
 
-    # Paper: ViTs recognise actions and private attributes. Here: MViT and ViT-B, because they are the ones at hand.
+    # Paper: ViTs recognize actions and private attributes. Here: MViT and ViT-B, because they are the ones at hand.
     data: DataConfig = Field(default_factory=lambda: DataConfig(batch=8, augment="none"))
     anonymizer: TokenSelectionConfig = Field(default_factory=TokenSelectionConfig)
     utility: UtilityConfig = Field(default_factory=lambda: UtilityConfig(network="mvit_v2_s"))

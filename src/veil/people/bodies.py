@@ -1,6 +1,6 @@
 """Body embeddings for re-identification: OSNet (Zhou et al. 2019, arXiv 1905.00953).
 
-They depend on clothes, build and posture, so they recognise people within a day rather than over years. Embeddings
+They depend on clothes, build and posture, so they recognize people within a day rather than over years. Embeddings
 have length 1: with c the cosine of two of them, their distance (Euclid) is ``sqrt(2 - 2 c)``.
 """
 

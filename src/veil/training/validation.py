@@ -1,4 +1,4 @@
-"""Utility on validation videos during training: how well a network recognises the action in anonymized clips."""
+"""Utility on validation videos during training: how well a network recognizes the action in anonymized clips."""
 
 from __future__ import annotations
 

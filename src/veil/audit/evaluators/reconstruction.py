@@ -1,4 +1,4 @@
-"""Reconstruction: an attacker reconstructs raw video first (`veil.audit.reconstruction`), then recognises the result."""
+"""Reconstruction: an attacker reconstructs raw video first (`veil.audit.reconstruction`), then recognizes the result."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Re-identification: are people of a gallery still recognised in videos that any tool anonymized?
+"""Re-identification: are people of a gallery still recognized in videos that any tool anonymized?
 
 This question needs no labels but stills of known people, so it takes two folders of videos (`veil audit --videos`)
 instead of a dataset.
@@ -37,30 +37,30 @@ class GalleryData:
 
 
 def evaluate(data: GalleryData) -> list[Row]:
-    """The share of probes that are recognised and, with several people, rank-1."""
+    """The share of probes that are recognized and, with several people, rank-1."""
     after = data.comparison.anonymized
-    recognised = Row(
+    recognized = Row(
         role="leakage",
         target=data.by,
         by=f"{data.by} embedding",
         knowledge="embedding",
         encoding="8-bit",
         protocol="gallery of stills",
-        metric="recognised",
-        values=(after.recognised / after.probes if after.probes else math.nan,),
+        metric="recognized",
+        values=(after.recognized / after.probes if after.probes else math.nan,),
         chance=0.0,
         n=after.probes,
         notes=data.comparison.notes,
     )
     if after.rank1 is None or len(data.comparison.names) < 2:
-        return [recognised]
+        return [recognized]
     score = after.rank1
     rank1 = replace(
-        recognised,
+        recognized,
         metric=score.metric,
         values=(score.value,),
         chance=score.chance or 0.0,
         n=score.n,
         interval=score.interval,
     )
-    return [recognised, rank1]
+    return [recognized, rank1]

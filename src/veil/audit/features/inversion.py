@@ -1,4 +1,4 @@
-"""Inversion: a decoder reconstructs a frame from the features; then a kernel recognises the identity in it."""
+"""Inversion: a decoder reconstructs a frame from the features; then a kernel recognizes the identity in it."""
 
 from __future__ import annotations
 
