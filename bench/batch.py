@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=20)
     parser.add_argument("--short", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    given = parser.parse_args()
     costly = BatchOptions(method="blur:kernel=199,sigma=90", region="frame", quality=51)
     cheap = BatchOptions(method="pixelate:block=8", region="frame")
     begun = time.monotonic()
@@ -104,18 +104,18 @@ def main() -> None:
     found: dict[str, list[Timed]] = {"one": [], "two": [], "pool": [], "ray": []}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        clips(root / "costly", asked.clips, 12, (240, 320))
-        clips(root / "short", asked.short, 24, (240, 320))
-        for number in range(asked.rounds):
+        clips(root / "costly", given.clips, 12, (240, 320))
+        clips(root / "short", given.short, 24, (240, 320))
+        for number in range(given.rounds):
 
             def tasks(kind: str, run: str) -> list[VideoTask]:
                 return tasks_of([str(root / kind)], str(root / f"{run}-{number}"))  # noqa: B023 (called at once)
 
-            found["one"].append(timed(run_in_processes(costly, tasks("costly", "one"), 1), asked.clips))
-            found["two"].append(timed(run_in_processes(costly, tasks("costly", "two"), 2), asked.clips))
-            found["pool"].append(timed(run_in_processes(cheap, tasks("short", "pool"), 2), asked.short))
+            found["one"].append(timed(run_in_processes(costly, tasks("costly", "one"), 1), given.clips))
+            found["two"].append(timed(run_in_processes(costly, tasks("costly", "two"), 2), given.clips))
+            found["pool"].append(timed(run_in_processes(cheap, tasks("short", "pool"), 2), given.short))
             found["ray"].append(
-                timed(run_in_cluster(cheap, tasks("short", "ray"), "auto", 2, 0), asked.short)
+                timed(run_in_cluster(cheap, tasks("short", "ray"), "auto", 2, 0), given.short)
             )
             print(
                 json.dumps({kind: [round(x, 3) for x in runs[-1]] for kind, runs in found.items()}),

@@ -8,9 +8,9 @@ FOLDER is for what is written (3 GB for the first, 4 GB for the last), and is re
 JSON.
 
 reads: 512 videos at random from a store, the same from an .npy file that is mapped into memory, and by Lance's own
-`take`; in turns, so that a busy machine slows all of them. "cold": after the system was asked to forget the files.
+`take`; interleaved, so that a busy machine slows all of them. "cold": after the files are dropped from the page cache.
 extract: videos of 64 frames, 160×120; against the encoder alone on clips that lie in memory, and decoding alone.
-anonymize: an untrained SPLAVU adapter over a store, in a process of its own, whose peak of memory is told for the whole
+anonymize: an untrained SPLAVU adapter over a store, in a process of its own, whose peak of memory is printed for the whole
 store and for a tenth of it; against the adapter alone on features in memory.
 """
 
@@ -76,7 +76,7 @@ def taken(ways: dict[str, Callable[[], object]], rounds: int, before: Callable[[
 
 
 def forget(folder: Path) -> None:
-    """Ask the system to drop what it keeps of files in memory."""
+    """Drop the files from the page cache."""
     for file in folder.rglob("*"):
         if file.is_file():
             handle = os.open(file, os.O_RDONLY)
@@ -199,8 +199,8 @@ def anonymization(folder: Path, count: int, clips: int, layers: int) -> dict[str
             capture_output=True,
             text=True,
         )
-        result[name] = told = json.loads(ran.stdout.splitlines()[-1])
-        peaks.append(told["peak_mb"])
+        result[name] = record = json.loads(ran.stdout.splitlines()[-1])
+        peaks.append(record["peak_mb"])
         shutil.rmtree(folder / name)
         shutil.rmtree(folder / f"{name}-anonymized")
     result["peak_ratio"] = round(peaks[1] / peaks[0], 2)

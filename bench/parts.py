@@ -27,8 +27,8 @@ def speed(weights: Path, rounds: int) -> None:
                 _ = parts(image) if what == "network" else parts.maps(image, ["person"])
                 spent.append(1000 * (time.perf_counter() - start))
         looked = "×".join(map(str, reversed(fitted(height, width))))
-        told = ", ".join(f"{what} {np.median(t):.1f} ms (least {min(t):.1f})" for what, t in times.items())
-        print(f"{width}×{height} seen at {looked}: {told}", flush=True)
+        timings = ", ".join(f"{what} {np.median(t):.1f} ms (least {min(t):.1f})" for what, t in times.items())
+        print(f"{width}×{height} seen at {looked}: {timings}", flush=True)
 
 
 def main() -> None:

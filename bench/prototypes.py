@@ -25,8 +25,8 @@ def speed(paths: list[Path]) -> None:
         begun = time.perf_counter()
         count = sum(len(part.frames) for part in anonymizer.stream([frames]))
         rate = count / (time.perf_counter() - begun)
-        told = {"video": path.name, "size": frames.shape[1:3], "frames a second": round(rate, 1)}
-        print(json.dumps({**told, "times the video's rate": round(rate / float(source.info.fps or 25), 1)}))
+        record = {"video": path.name, "size": frames.shape[1:3], "frames a second": round(rate, 1)}
+        print(json.dumps({**record, "times the video's rate": round(rate / float(source.info.fps or 25), 1)}))
 
 
 def main() -> None:

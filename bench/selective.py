@@ -97,14 +97,14 @@ def paper(device: str, rounds: int) -> None:
 
     gpu = device.startswith("cuda")
     named = torch.cuda.get_device_name() if gpu else f"{torch.get_num_threads()} threads"
-    told = (
+    columns = (
         "of the networks alone / from numpy arrays to numpy arrays"
         if gpu
         else "on the clock / of the processor"
     )
     print(
         f"ViT-S/8 keys, stride 4, 224 px, and RAFT (large), {UPDATES} updates, {SIZE[1]} × {SIZE[0]}, on {device} ({named}); "
-        f"random weights, on which the time does not depend. Milliseconds a frame, {told}; target on an H200: 10.\n"
+        f"random weights, on which the time does not depend. Milliseconds a frame, {columns}; target on an H200: 10.\n"
     )
     print("| at once | flow | keys | flow | both |\n|---|---|---|---|---|", flush=True)
     for batch in (1, 8) if gpu else (1,):

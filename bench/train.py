@@ -1,10 +1,10 @@
-"""Training throughput: SPAct's game as Veil plays it against the same game written naively, in one run.
+"""Training throughput: SPAct's training by Veil against the same training written naively, in one run.
 
-    python bench/train.py DATA [--device cuda] [--turns 60] [--width 64]
+    python bench/train.py DATA [--device cuda] [--steps 60] [--width 64]
 
 DATA holds `utd_mhad_depth`. Naive: fp32 without TF32, plain memory layout, every clip decoded again from its file (by
-eight processes that work ahead), the released code's order of turns. Veil: frames decoded once and held as bytes on the
-device, bf16, channels-last. Both play the same networks (U-Net, R3D-18, ResNet-50) on the same number of clips and
+eight processes that work ahead), the released code's order of steps. Veil: frames decoded once and held as bytes on the
+device, bf16, channels-last. Both train the same networks (U-Net, R3D-18, ResNet-50) on the same number of clips and
 pairs. And onnxruntime against torch for the U-Net on a processor (`--device cpu --speed`).
 """
 
@@ -59,32 +59,32 @@ class Decoded(TorchDataset):
         return small[:, when], int(sample.action or 0), small[:, a], small[:, b]
 
 
-def naive(dataset: Dataset, recipe: SPActRecipe, turns: int, device: torch.device) -> float:
-    """Seconds a turn."""
+def naive(dataset: Dataset, recipe: SPActRecipe, steps: int, device: torch.device) -> float:
+    """Seconds for each step."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    redraw = FrameAnonymizer(unet.make("unet", width=recipe.anonymizer.width)).to(device)
+    anonymizer = FrameAnonymizer(unet.make("unet", width=recipe.anonymizer.width)).to(device)
     task = video.make(recipe.utility.network, len(dataset.actions), size=recipe.data.size).to(device)
     budget = Projector(image.make("resnet50", 1, size=recipe.data.size)).to(device)
-    hider = torch.optim.Adam(redraw.parameters(), 1e-4)
+    hider = torch.optim.Adam(anonymizer.parameters(), 1e-4)
     learner = torch.optim.Adam([*task.parameters(), *budget.parameters()], 1e-4)
     clips = Decoded(dataset, recipe.data.size, recipe.data.length)
     pairs = DataLoader(clips, recipe.data.image_pairs, num_workers=4, shuffle=True)
     loader = DataLoader(clips, recipe.data.batch, num_workers=4, shuffle=True)
     begun = 0.0
-    for turn, (batch, people) in enumerate(zip(loader, pairs, strict=False)):
-        if turn == 6:
+    for step, (batch, people) in enumerate(zip(loader, pairs, strict=False)):
+        if step == 6:
             _wait(device)
             begun = time.perf_counter()
-        if turn == 6 + turns:
+        if step == 6 + steps:
             break
         clip, action = batch[0].to(device), batch[1].to(device)
         first, second = people[2].to(device), people[3].to(device)
-        hiding = turn % 2 == 0
-        for net, learns in ((redraw, hiding), (task, not hiding), (budget, not hiding)):
+        hiding = step % 2 == 0
+        for net, learns in ((anonymizer, hiding), (task, not hiding), (budget, not hiding)):
             net.train(learns).requires_grad_(learns)
-        use = F.cross_entropy(task(redraw(clip)), action)
+        use = F.cross_entropy(task(anonymizer(clip)), action)
         found = nt_xent(
-            budget(redraw(first[:, :, None])[:, :, 0]), budget(redraw(second[:, :, None])[:, :, 0])
+            budget(anonymizer(first[:, :, None])[:, :, 0]), budget(anonymizer(second[:, :, None])[:, :, 0])
         )
         optimizer = hider if hiding else learner
         optimizer.zero_grad()
@@ -92,7 +92,7 @@ def naive(dataset: Dataset, recipe: SPActRecipe, turns: int, device: torch.devic
         optimizer.step()
         float(use)
     _wait(device)
-    return (time.perf_counter() - begun) / turns
+    return (time.perf_counter() - begun) / steps
 
 
 def in_memory(dataset: Dataset, size: int) -> Dataset:
@@ -103,20 +103,20 @@ def in_memory(dataset: Dataset, size: int) -> Dataset:
     return replace(dataset, frames=lambda sample: store[sample.id])
 
 
-def veil(dataset: Dataset, recipe: SPActRecipe, turns: int, device: torch.device) -> float:
-    """Seconds a turn."""
-    held = in_memory(dataset, recipe.data.size)
-    data_config.read_data = lambda *_, **__: held
+def veil(dataset: Dataset, recipe: SPActRecipe, steps: int, device: torch.device) -> float:
+    """Seconds for each step."""
+    cached = in_memory(dataset, recipe.data.size)
+    data_config.read_data = lambda *_, **__: cached
     torch.backends.cudnn.benchmark = True
     training = recipe.training(device, 1)
     begun = 0.0
-    for turn in range(10 + turns):
-        if turn == 10:
+    for step in range(10 + steps):
+        if step == 10:
             _wait(device)
             begun = time.perf_counter()
-        training.phases.train_step(training.batch(turn))
+        training.phases.train_step(training.batch(step))
     _wait(device)
-    return (time.perf_counter() - begun) / turns
+    return (time.perf_counter() - begun) / steps
 
 
 def speed() -> None:
@@ -135,7 +135,7 @@ def speed() -> None:
                     "torch": lambda net=net, batch=batch: net(batch),
                     "onnxruntime": lambda m=model, b=batch: m.run(None, {"images": b.numpy()}),
                 }
-                told: dict[str, float] = {"width": width, "size": size}
+                record: dict[str, float] = {"width": width, "size": size}
                 for name, way in ways.items():
                     way()
                     times = []
@@ -143,8 +143,8 @@ def speed() -> None:
                         begun = time.perf_counter()
                         way()
                         times.append((time.perf_counter() - begun) / len(batch))
-                    told[f"{name} ms"] = round(1e3 * min(times), 2)
-            print(json.dumps(told), flush=True)
+                    record[f"{name} ms"] = round(1e3 * min(times), 2)
+            print(json.dumps(record), flush=True)
 
 
 def _wait(device: torch.device) -> None:
@@ -158,7 +158,7 @@ def main() -> None:
     )
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--speed", action="store_true")
     given = parser.parse_args()
@@ -171,13 +171,13 @@ def main() -> None:
     part = DataConfig(name="utd-mhad", batch=2 if small else 24, image_pairs=2 if small else 64, flip=False)
     schedule = AdversarialSchedule(reconstruction_steps=0, warmup_steps=0)
     recipe = SPActRecipe(data=part, anonymizer=UNetConfig(width=given.width), schedule=schedule)
-    slow = naive(dataset, recipe, given.turns, device)
-    fast = veil(dataset, recipe, given.turns, device)
+    slow = naive(dataset, recipe, given.steps, device)
+    fast = veil(dataset, recipe, given.steps, device)
     print(
         json.dumps(
             {
-                "naive ms a turn": round(1e3 * slow, 1),
-                "veil ms a turn": round(1e3 * fast, 1),
+                "naive ms a step": round(1e3 * slow, 1),
+                "veil ms a step": round(1e3 * fast, 1),
                 "ratio": round(slow / fast, 2),
                 "veil clips a second": round(part.batch / fast, 1),
             }

@@ -1,8 +1,8 @@
-"""Compare methods by attacking them: what is still done, and who is still known?
+"""Compare methods by attacking them: which actions and which identities are still recognised?
 
     python examples/compare_methods.py
 
-A tiny audit of four made-up people, by attackers that are solved in seconds; `veil audit --compare` asks stronger ones.
+A tiny audit of four synthetic people, by attackers that are solved in seconds; `veil audit --compare` runs stronger ones.
 """
 
 from dataclasses import replace
@@ -22,9 +22,9 @@ suite = replace(
     attackers=(RecognizerSpec("kernel", "frames"),),
     knowledge=("oblivious", "adaptive"),  # trained on raw video; trained on what the method leaves
 )
-world = read("synthetic", None, count=2800, size=32)  # only what is used is painted
-few = [replace(s, attributes=()) for s in world.samples if s.identity in range(4)]
-people = replace(world, samples=few, attributes=())
+dataset = read("synthetic", None, count=2800, size=32)  # only what is used is rendered
+few = [replace(s, attributes=()) for s in dataset.samples if s.identity in range(4)]
+people = replace(dataset, samples=few, attributes=())
 
 methods = {name: veil.make(name) for name in ("downsample:4x", "pixelate:16,region=frame")}
 for result in run_audit({"raw": None, **methods}, AuditData(people, actions=ACTIONS), suite):

@@ -1,6 +1,6 @@
-"""A method of one's own: what moves is drawn in black on white, and nothing else is left.
+"""A method of one's own: what moves is shown in black on white, and nothing else is left.
 
-Without arguments it shows what `veil list` says of it; with them it is `veil`, and knows the method:
+Without arguments it runs `veil list`; with arguments it is `veil` with the method added:
     python examples/own_method.py anonymize VIDEO -o SAFE.mp4 --method traces:16
 """
 
@@ -31,8 +31,8 @@ class Traces(Anonymizer):
             small = [max(1, side // self.cell) for side in frame.shape[1::-1]]
             now = cv2.resize(frame, small, interpolation=cv2.INTER_AREA).mean(-1)
             white, last = np.abs(now - (now if last is None else last)) <= self.level, now
-            drawn = cv2.resize(np.uint8(255) * white, frame.shape[1::-1], interpolation=cv2.INTER_NEAREST)
-            yield Veiled(np.repeat(drawn[None, ..., None], 3, axis=-1), None)  # None: the whole frame changed
+            image = cv2.resize(np.uint8(255) * white, frame.shape[1::-1], interpolation=cv2.INTER_NEAREST)
+            yield Veiled(np.repeat(image[None, ..., None], 3, axis=-1), None)  # None: the whole frame changed
 
 
 ANONYMIZERS["traces"] = Traces

@@ -2,7 +2,7 @@
 
     python examples/search_features.py
 
-On made-up people, in memory; `veil features extract`, `anonymize` and `search` do it on disk, for any number of videos.
+On synthetic people, in memory; `veil features extract`, `anonymize` and `search` do it on disk, for any number of videos.
 """
 
 import torch
@@ -31,6 +31,6 @@ def found(features: Tensor, target: str) -> float:
 learn = torch.tensor([sample.split == "train" for sample in bank.samples])
 safe = motion_subspace(clips[learn], stills[learn], keep=8)(clips)  # uses no label
 for name, features in {"as they come": clips, "motion subspace": safe}.items():
-    said = ", ".join(f"the same {target} {found(features, target):.2f}" for target in ("action", "identity"))
-    print(f"{name:18s} the most alike video shows {said}")
-print("A search is a weak attacker: `veil features audit` asks stronger ones.")
+    rates = ", ".join(f"the same {target} {found(features, target):.2f}" for target in ("action", "identity"))
+    print(f"{name:18s} the most alike video shows {rates}")
+print("A search is a weak attacker: `veil features audit` runs stronger ones.")

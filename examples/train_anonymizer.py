@@ -1,4 +1,4 @@
-"""Train a small anonymizer on made-up people, load it from its run, and use it.
+"""Train a small anonymizer on synthetic people, load it from its run, and use it.
 
     python examples/train_anonymizer.py
 
@@ -29,4 +29,4 @@ with tempfile.TemporaryDirectory() as folder:
     clip = to_clip(sample(length=32, size=(96, 72)))[None]  # (1, 3, T, H, W) in [0, 1]
     safe = anonymizer(clip)
     print(f"{weights.name}: a clip {tuple(clip.shape)} became {tuple(safe.shape)}")
-    print(f"it is drawn in {len(safe.unique())} levels of grey; the original has {len(clip.unique())} levels")
+    print(f"it has {len(safe.unique())} levels of grey; the original has {len(clip.unique())} levels")

@@ -33,7 +33,7 @@ COUNTS: dict[Kind, int] = {
 Sees = Callable[[Tensor], Tensor]  # clips (B, 3, 16, H, W) in [0, 1] to features (B, D)
 
 
-class Table(NamedTuple):
+class ClipFeatures(NamedTuple):
     """Features of all clips of some videos, and what is true of each."""
 
     features: Tensor  # (V, N, D)
@@ -45,22 +45,22 @@ class Table(NamedTuple):
         return np.array([sample.split == name for sample in self.samples])
 
 
-def tables(sees: dict[str, Sees], kind: Kind, count: int, device: str, size: int) -> dict[str, Table]:
+def tables(sees: dict[str, Sees], kind: Kind, count: int, device: str, size: int) -> dict[str, ClipFeatures]:
     """What each encoder makes of the first `count` videos of a kind of world 0."""
     dataset = synthetic.read(kind=kind, count=count, size=size)
-    stage = VideoGenerator(0, size, device=device)
+    generator = VideoGenerator(0, size, device=device)
     found: dict[str, list[Tensor]] = {name: [] for name in sees}
     labels, attributes = [], []
     step = max(1, 2048 // LENGTHS[kind])
     for begin in range(0, count, step):
-        frames, truth = stage.render(range(begin, min(count, begin + step)), kind)
-        said = truth.labels.where(truth.labels >= 0, torch.tensor(NOTHING, device=frames.device))
+        frames, truth = generator.render(range(begin, min(count, begin + step)), kind)
+        actions = truth.labels.where(truth.labels >= 0, torch.tensor(NOTHING, device=frames.device))
         if frames.shape[1] < LENGTH:  # a still is a clip that stands still
             frames = frames[:, :1].expand(-1, LENGTH, -1, -1, -1)
-            said = said[:, :1].expand(-1, LENGTH)
+            actions = actions[:, :1].expand(-1, LENGTH)
         many = frames.shape[1] // LENGTH
         clips = frames[:, : many * LENGTH].unflatten(1, (many, LENGTH)).flatten(0, 1)
-        labels.append(said[:, : many * LENGTH].unflatten(1, (many, LENGTH)).cpu())
+        labels.append(actions[:, : many * LENGTH].unflatten(1, (many, LENGTH)).cpu())
         attributes.append(truth.attributes.cpu())
         for part in clips.split(128):
             clip = part.permute(0, 4, 1, 2, 3).float() / 255
@@ -68,7 +68,7 @@ def tables(sees: dict[str, Sees], kind: Kind, count: int, device: str, size: int
                 found[name].append(see(clip).float().cpu())
     shape = (count, -1)
     return {
-        name: Table(
+        name: ClipFeatures(
             torch.cat(parts).unflatten(0, shape),
             torch.cat(labels),
             list(dataset.samples),
@@ -79,7 +79,7 @@ def tables(sees: dict[str, Sees], kind: Kind, count: int, device: str, size: int
 
 
 def probed(x: Tensor, right: Tensor, part: dict[str, np.ndarray], device: str) -> tuple[Tensor, Tensor]:
-    """A linear probe: fitted on train, its decay chosen on val; what it says of test, and what is right there."""
+    """A linear probe: fitted on train, its decay chosen on val; its logits on test, and the labels there."""
     mean, std = x[part["train"]].mean(0), x[part["train"]].std(0) + 1e-4
     x, right = ((x - mean) / std).clamp(-8, 8).to(device), right.to(device)
     several = right.ndim == 2
@@ -107,18 +107,18 @@ def probed(x: Tensor, right: Tensor, part: dict[str, np.ndarray], device: str) -
 
         solver.step(closure)
         with torch.no_grad():
-            said = x @ weight + bias
-            value = -float(loss(said[rows["val"]], right[rows["val"]]))
+            logits = x @ weight + bias
+            value = -float(loss(logits[rows["val"]], right[rows["val"]]))
         if value > best:
-            best, answer = value, said[rows["test"]].detach().cpu()
+            best, answer = value, logits[rows["test"]].detach().cpu()
     return answer, right[rows["test"]].cpu()
 
 
-def parts(table: Table) -> dict[str, np.ndarray]:
+def parts(table: ClipFeatures) -> dict[str, np.ndarray]:
     return {name: table.part(name) for name in ("train", "val", "test")}
 
 
-def top1(table: Table, right: Tensor, device: str) -> dict[str, float]:
+def top1(table: ClipFeatures, right: Tensor, device: str) -> dict[str, float]:
     answer, truth = probed(table.features.mean(1), right, parts(table), device)
     chance = float(truth.bincount().max() / len(truth))
     return {
@@ -128,30 +128,30 @@ def top1(table: Table, right: Tensor, device: str) -> dict[str, float]:
     }
 
 
-def cmap(table: Table, device: str) -> dict[str, float]:
+def cmap(table: ClipFeatures, device: str) -> dict[str, float]:
     answer, truth = probed(table.features.mean(1), table.attributes, parts(table), device)
     score = class_mean_average_precision(answer.double().numpy(), truth.numpy())
     return {"value": round(score.value, 4), "chance": round(score.chance or 0, 4), "n": score.n}
 
 
-def walks(table: Table) -> dict[str, float]:
+def walks(table: ClipFeatures) -> dict[str, float]:
     """Whose walk it is: the nearest of the gallery that is seen from another side."""
     x = F.normalize(table.features.mean(1) - table.features.mean((0, 1)), dim=1).double().numpy()
     role = np.array([sample.groups["role"] for sample in table.samples])
     view = np.array([sample.groups["view"] for sample in table.samples])
-    who = np.array([sample.identity for sample in table.samples])
+    identity = np.array([sample.identity for sample in table.samples])
     probe, shelf = role == "probe", role == "gallery"
-    score = rank1(x[probe], who[probe], x[shelf], who[shelf], views=(view[probe], view[shelf]))
+    score = rank1(x[probe], identity[probe], x[shelf], identity[shelf], views=(view[probe], view[shelf]))
     return {"value": round(score.value, 4), "chance": round(score.chance or 0, 4), "n": score.n}
 
 
-def each_clip(table: Table) -> tuple[Tensor, dict[str, np.ndarray]]:
+def each_clip(table: ClipFeatures) -> tuple[Tensor, dict[str, np.ndarray]]:
     many = table.features.shape[1]
     return table.features.flatten(0, 1), {name: mine.repeat(many) for name, mine in parts(table).items()}
 
 
-def anomalies(table: Table, device: str) -> dict[str, float]:
-    """Whether a fall, a fight or a run is seen in a clip, told by clip in training."""
+def anomalies(table: ClipFeatures, device: str) -> dict[str, float]:
+    """Whether a fall, a fight or a run is seen in a clip; trained with a label for each clip."""
     x, part = each_clip(table)
     right = (table.labels > 0).float().mean(2).flatten() >= 0.25
     answer, truth = probed(x, right.float()[:, None], part, device)
@@ -159,7 +159,7 @@ def anomalies(table: Table, device: str) -> dict[str, float]:
     return {"value": round(score.value, 4), "chance": 0.5, "n": score.n}
 
 
-def moments(table: Table, device: str) -> dict[str, float]:
+def moments(table: ClipFeatures, device: str) -> dict[str, float]:
     """What goes on, or nothing, in each clip of untrimmed videos."""
     x, part = each_clip(table)
     right = table.labels.flatten(0, 1).mode(1).values
@@ -232,9 +232,9 @@ def measure(encoder: FrozenEncoder, device: str, scale: float, size: int) -> dic
     found: dict[str, Any] = {}
     for name, numbers in measured(sees, device, counts, size):
         found[name] = numbers
-        told = "  ".join(f"{who} {one['value']:.3f}" for who, one in numbers.items())
+        values = "  ".join(f"{source} {one['value']:.3f}" for source, one in numbers.items())
         one = next(iter(numbers.values()))
-        print(f"{name:28s} {told}  chance {one['chance']:.3f}  n {one['n']}", flush=True)
+        print(f"{name:28s} {values}  chance {one['chance']:.3f}  n {one['n']}", flush=True)
     return {"fingerprint": encoder.fingerprint, "world": 0, "size": size, "videos": counts, "found": found}
 
 

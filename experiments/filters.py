@@ -176,15 +176,15 @@ class Known(Parts):
 
 
 def answer(root: Path, weights: Path, path: Path, device: str) -> None:
-    """Show every frame of all videos to the part network, and keep what it says."""
+    """Show every frame of all videos to the part network, and store its output."""
     from veil.people.part_network import load_net
 
-    net, told = load_net(weights)
+    net, metadata = load_net(weights)
     net = net.to(device).eval()
     seen: dict[int, Image] = {}
     for data in datasets(root).values():
         for dataset in filter(None, (data.utility, data.private)):
-            for sample in (small := held(dataset)).samples:
+            for sample in (small := in_memory(dataset)).samples:
                 seen |= {zlib.crc32(image.tobytes()): image for image in small.frames(sample)}
     images, answers = list(seen), []
     for first in range(0, len(images), 256):
@@ -196,7 +196,7 @@ def answer(root: Path, weights: Path, path: Path, device: str) -> None:
         path,
         images=np.array(images),
         answers=np.concatenate(answers),
-        thresholds=json.dumps(told["thresholds"]),
+        thresholds=json.dumps(metadata["thresholds"]),
     )
     print(f"{len(images)} frames", flush=True)
 
@@ -213,7 +213,7 @@ def datasets(root: Path) -> dict[str, AuditData]:
     return out
 
 
-def held(dataset: Dataset) -> Dataset:
+def in_memory(dataset: Dataset) -> Dataset:
     """The dataset with its frames in memory, already small and square."""
     store: dict[str, Frames] = {}
 
@@ -421,7 +421,7 @@ def table(given: argparse.Namespace) -> None:
     given.begun = time.monotonic()
     given.known = Known(given.parts) if given.parts else None
     data = {
-        name: AuditData(held(one.utility), held(one.private) if one.private else None)
+        name: AuditData(in_memory(one.utility), in_memory(one.private) if one.private else None)
         for name, one in datasets(given.data).items()
     }
     print(f"decoded in {time.monotonic() - given.begun:.1f} s", flush=True)

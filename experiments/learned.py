@@ -164,21 +164,21 @@ def base_of(protocol: str) -> str:
     )
 
 
-def half(data: AuditData, judged: bool) -> tuple[str, ...]:
-    """The labels that train the method in the novel protocol, or those that are judged: the other half.
+def half(data: AuditData, audited: bool) -> tuple[str, ...]:
+    """The labels that train the method in the novel protocol, or those that are audited: the other half.
 
-    Of actions the first half trains. Of attributes, gender and age train, and race is judged.
+    Of actions the first half trains. Of attributes, gender and age train, and race is audited.
     """
     if data.private is None:
         middle = len(data.utility.actions) // 2
-        return data.utility.actions[middle:] if judged else data.utility.actions[:middle]
-    return tuple(name for name in data.private.attributes if (name in UTK_RACES) == judged)
+        return data.utility.actions[middle:] if audited else data.utility.actions[:middle]
+    return tuple(name for name in data.private.attributes if (name in UTK_RACES) == audited)
 
 
 def changed(row: Row, protocol: str, seed: int, data: AuditData) -> list[str]:
     """What is set in a recipe for one protocol and seed."""
     sets = [*row.sets, f"seed={seed}", 'data.root="."']
-    novel = json.dumps(half(data, judged=False)) if protocol.endswith(NOVEL) else None
+    novel = json.dumps(half(data, audited=False)) if protocol.endswith(NOVEL) else None
     if data.private is not None:
         attributes = f", attributes={novel}" if novel else ""
         sets += [
@@ -362,14 +362,16 @@ def table(given: argparse.Namespace) -> None:
     given.begun = time.monotonic()
     found = filters.datasets(given.data)
     data = {
-        name: AuditData(filters.held(one.utility), filters.held(one.private) if one.private else None)
+        name: AuditData(
+            filters.in_memory(one.utility), filters.in_memory(one.private) if one.private else None
+        )
         for name, one in found.items()
         if name in given.protocols.split(",")
     }
     for name in [name for name in given.protocols.split(",") if name.endswith(KINDS)]:
         base = data[name.rpartition("-")[0]]
         if name.endswith(NOVEL):
-            labels = half(base, judged=True)
+            labels = half(base, audited=True)
             data[name] = replace(base, **{"attributes" if base.private else "actions": labels})
         else:
             change = {"unseen": swapped, "often": often}.get(name.rpartition("-")[2], lambda use: use)
@@ -403,22 +405,26 @@ def table(given: argparse.Namespace) -> None:
 
 
 def length(root: Path) -> None:
-    """What no change of pictures hides: who is found by trees that know a video's action and how long it is."""
+    """What no change of pictures hides: identities found by trees from a video's action and its length."""
     from sklearn.ensemble import ExtraTreesClassifier
 
-    dataset = filters.held(filters.datasets(root)["utd-mhad"].utility)
+    dataset = filters.in_memory(filters.datasets(root)["utd-mhad"].utility)
     known = {split: dataset.split(split) for split in ("train", "test")}
-    told = {
+    features = {
         split: np.array([[*np.eye(len(dataset.actions))[s.action], len(dataset.frames(s))] for s in samples])
         for split, samples in known.items()
     }
-    who = {split: np.array([s.identity for s in samples]) for split, samples in known.items()}
+    identities = {split: np.array([s.identity for s in samples]) for split, samples in known.items()}
     for name, columns in (("action", slice(-1)), ("action and length", slice(None))):
         found = []
         for seed in range(3):
-            trees = ExtraTreesClassifier(500, random_state=seed).fit(told["train"][:, columns], who["train"])
-            found.append(float(trees.score(told["test"][:, columns], who["test"])))
-        print(f"{name:18s} {np.mean(found):.3f} [{min(found):.3f}-{max(found):.3f}] of {len(who['test'])}")
+            trees = ExtraTreesClassifier(500, random_state=seed).fit(
+                features["train"][:, columns], identities["train"]
+            )
+            found.append(float(trees.score(features["test"][:, columns], identities["test"])))
+        print(
+            f"{name:18s} {np.mean(found):.3f} [{min(found):.3f}-{max(found):.3f}] of {len(identities['test'])}"
+        )
 
 
 def main() -> None:

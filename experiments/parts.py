@@ -28,19 +28,19 @@ def number(value: float | None) -> str:
 
 
 def line(numbers: dict[str, Any]) -> str:
-    told = (f"{key} {number(numbers[key])}" for key in ("person", "face", "background_hidden"))
+    shares = (f"{key} {number(numbers[key])}" for key in ("person", "face", "background_hidden"))
     overlaps = " ".join(f"{part} {value:.2f}" for part, value in numbers["iou"].items())
-    return f"{', '.join(told)}; threshold {numbers['groups']['person']['threshold']}; IoU {overlaps}"
+    return f"{', '.join(shares)}; threshold {numbers['groups']['person']['threshold']}; IoU {overlaps}"
 
 
-def tell(sources: dict[str, dict[str, Any]]) -> None:
+def print_summary(sources: dict[str, dict[str, Any]]) -> None:
     """A line for each source, and one for each group of parts."""
     for source, numbers in sources.items():
-        told = "  ".join(f"{key} {number(numbers[key])}" for key in ("person", "face", "background_hidden"))
-        print(f"{source:12s} {told}")
+        shares = "  ".join(f"{key} {number(numbers[key])}" for key in ("person", "face", "background_hidden"))
+        print(f"{source:12s} {shares}")
     for group, numbers in sources["all"]["groups"].items():
-        told = "  ".join(f"{key} {number(value)}" for key, value in numbers.items())
-        print(f"map of {group:8s} {told}")
+        values = "  ".join(f"{key} {number(value)}" for key, value in numbers.items())
+        print(f"map of {group:8s} {values}")
     print(line(sources["all"]), flush=True)
 
 
@@ -50,10 +50,10 @@ def count_as_shipped(parts: Parts, labelled: LabelledImages) -> dict[str, PixelC
     for index, source in enumerate(labelled.sources):
         height, width = labelled.sizes[index].tolist()
         image = np.ascontiguousarray(labelled.images[index, :, :height, :width].permute(1, 2, 0).numpy())
-        said = torch.from_numpy(parts(image))[None]
-        said = F.interpolate(said, (height, width), mode="bilinear")
+        probabilities = torch.from_numpy(parts(image))[None]
+        probabilities = F.interpolate(probabilities, (height, width), mode="bilinear")
         for name in (source, "all"):
-            found[name].add(said, labelled.labels[index, :height, :width][None])
+            found[name].add(probabilities, labelled.labels[index, :height, :width][None])
     return found
 
 
@@ -69,15 +69,15 @@ def measure(data: Path, weights: Path, out: Path | None, device: str) -> None:
         val, test = (count_pixels(net, images[split].to(device)) for split in ("val", "test"))
         thresholds = val["all"].thresholds()
     print(f"thresholds {thresholds}; the validation split would choose {val['all'].thresholds()}")
-    found = {name: tally.summary(thresholds) for name, tally in test.items()}
+    found = {name: counts.summary(thresholds) for name, counts in test.items()}
     print("person threshold   person   face   background hidden (test)")
     for at in (*(level / 10 for level in range(1, 10)), thresholds["person"]):
         shares = [test["all"].hidden("person", rows, at) for rows in (PEOPLE, GROUPS["face"], (0,))]
         print(f"{at:16.2f}   {'   '.join(f'{share:.3f}' for share in shares)}")
-    tell(found)
+    print_summary(found)
     if out:
-        told = {"weights": weights.name, "thresholds": thresholds, "test": found}
-        out.write_text(json.dumps(told, indent=1))
+        record = {"weights": weights.name, "thresholds": thresholds, "test": found}
+        out.write_text(json.dumps(record, indent=1))
 
 
 def main() -> None:

@@ -33,8 +33,8 @@ def frames_of(video: Path, length: float, start: float, longest: int = 640) -> I
     rate = reading.get(cv2.CAP_PROP_FPS) or 25
     first, last = round(start * rate), round((start + length) * rate)
     for number in range(last):
-        there, frame = reading.read()
-        if not there:
+        decoded, frame = reading.read()
+        if not decoded:
             return
         if number < first:
             continue
@@ -69,25 +69,25 @@ class Truth:
 
 def estimated(frames: list[Array], how: Speed) -> list[Truth]:
     """The flow of the video itself for the truth, where going there and back agrees; none where the scene changes."""
-    told, motions = [], MotionEstimator(Dis(how))
+    truths, motions = [], MotionEstimator(Dis(how))
     cuts = [motion is not None and motion.cut for motion in map(motions.step, frames)]
     for cut, (before, after) in zip(cuts[1:], pairwise(frames), strict=True):
         flow, sure = flow_between(before, after, how)
         y, x = np.nonzero(sure if not cut else np.zeros_like(sure))
-        keep = slice(None, None, 7)  # neighbours tell the same
-        told.append(Truth(np.stack([x[keep], y[keep]], -1), flow[y[keep], x[keep]]))
-    return told
+        keep = slice(None, None, 7)  # neighbours move alike
+        truths.append(Truth(np.stack([x[keep], y[keep]], -1), flow[y[keep], x[keep]]))
+    return truths
 
 
-def joints_of_the_world(index: int, size: int = 384, length: int = 40) -> tuple[list[Array], list[Truth]]:
-    """A clip of the synthetic world, and the way of each joint that is in the picture, as its skeletons tell."""
+def joints_of_a_clip(index: int, size: int = 384, length: int = 40) -> tuple[list[Array], list[Truth]]:
+    """A synthetic clip, and the motion of each visible joint, by its skeletons."""
     frames, truth = VideoGenerator(0, size, fps=25).render([index], "clips", length=length)
     joints = truth.joints[0, :, truth.present[0]].double().numpy()  # (T, P, POINTS, 2)
-    told = []
+    truths = []
     for before, after in pairwise(joints.reshape(length, -1, 2)):
         inside = ((before > 8) & (before < size - 9)).all(-1)
-        told.append(Truth(before[inside], (after - before)[inside]))
-    return list(frames[0].numpy()), told
+        truths.append(Truth(before[inside], (after - before)[inside]))
+    return list(frames[0].numpy()), truths
 
 
 def sheets(length: int = 25) -> tuple[list[Array], list[Truth]]:
@@ -104,7 +104,7 @@ def sheets(length: int = 25) -> tuple[list[Array], list[Truth]]:
         cx, cy = np.array([400, 200]) + near * t
         return (abs(x - cx) < 90) & (abs(y - cy) < 110)
 
-    under, over, frames, told = sheet(1, 3.0), sheet(2, 2.0), [], []
+    under, over, frames, truths = sheet(1, 3.0), sheet(2, 2.0), [], []
     for t in range(length):
         both = []
         for picture, speed in ((under, far), (over, near)):
@@ -122,8 +122,8 @@ def sheets(length: int = 25) -> tuple[list[Array], list[Truth]]:
             ~now & inside(t + 1)[ty.astype(int).clip(0, size[0] - 1), tx.astype(int).clip(0, size[1] - 1)]
         )
         at = (stays & ~hidden) & (x % 5 == 2) & (y % 5 == 2)
-        told.append(Truth(np.stack([x[at], y[at]], -1), moved[at]))
-    return frames, told[:-1]
+        truths.append(Truth(np.stack([x[at], y[at]], -1), moved[at]))
+    return frames, truths[:-1]
 
 
 class Row:
@@ -150,7 +150,7 @@ class Row:
         ours, theirs = (
             np.array([np.median(pair) for pair in self.errors[carry]]) for carry in ("recursive", "iid")
         )
-        told = [
+        cells = [
             self.name,
             f"{len(ours)}",
             f"{np.median(np.concatenate(self.moved)):.1f}",
@@ -160,7 +160,7 @@ class Row:
             f"{error['eq4'] / error['recursive']:.1f}",
             f"{100 * float((theirs >= 3 * ours).mean()):.0f} %",
         ]
-        return f"| {' | '.join(told)} |"
+        return f"| {' | '.join(cells)} |"
 
 
 def motion(videos: list[Path], length: float, start: float, how: Speed, clips: int) -> None:
@@ -178,9 +178,9 @@ def motion(videos: list[Path], length: float, start: float, how: Speed, clips: i
     row.add(*sheets(), how)
     print(row.line(original=True), flush=True)
     if clips:
-        row = Row(f"truth: joints in {clips} clips of the synthetic world")
+        row = Row(f"truth: joints in {clips} clips of the synthetic dataset")
         for index in range(clips):
-            row.add(*joints_of_the_world(index), how)
+            row.add(*joints_of_a_clip(index), how)
         print(row.line(original=True), flush=True)
     for video in videos:
         frames = list(frames_of(video, length, start))
@@ -217,7 +217,7 @@ def main() -> None:
     sub.add_argument("--seconds", type=float, default=4)
     sub.add_argument("--start", type=float, default=0, help="seconds that are left out first")
     sub.add_argument("--flow", choices=("fast", "medium", "fine"), default="medium")
-    sub.add_argument("--clips", type=int, default=8, help="of the synthetic world")
+    sub.add_argument("--clips", type=int, default=8, help="of the synthetic dataset")
     sub = commands.add_parser("stills")
     sub.add_argument("data", type=Path)
     sub.add_argument(

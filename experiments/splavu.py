@@ -91,7 +91,7 @@ class Row:
     sets: dict[str, Any] | None = None  # by dotted keys of the recipe
     tasks: tuple[str, ...] = TASKS
     preset: str | None = None
-    main: bool = False  # every protocol and seed; otherwise the synthetic world's first seed
+    main: bool = False  # every protocol and seed; otherwise the synthetic dataset's first seed
 
 
 # The projection alone: no averaging of neighbours, all directions, and heads that are hardly trained.
@@ -163,7 +163,7 @@ ROWS: dict[str, Row] = {
 
 
 def world(kind: str, size: int, given: argparse.Namespace) -> Dataset:
-    """The synthetic world, painted on the device."""
+    """The synthetic dataset, rendered on the device."""
     count, device = TINY[kind] if given.tiny else KINDS[kind][0], given.device
     return rendered_on(read("synthetic", None, kind=kind, count=count, size=size), device, size=size)
 
@@ -200,7 +200,7 @@ def banks(given: argparse.Namespace) -> None:
     print(f"{time.monotonic() - begun:5.0f} s {BIAS}", flush=True)
     if given.data is None:
         return
-    dataset = filters.held(read("utd-mhad", given.data / "utd_mhad_depth"))
+    dataset = filters.in_memory(read("utd-mhad", given.data / "utd_mhad_depth"))
     for name in UTD:
         path = given.output / f"{name}.safetensors"
         if path.exists():
@@ -318,10 +318,10 @@ def main_bank(protocol: str) -> str:
     return {WORLD: "clips", BIAS: EVEN}.get(protocol, protocol)
 
 
-def judge(
+def evaluate(
     protocol: str, bank: dict[str, Bank], raw: dict[str, Bank] | None, seed: int, given: argparse.Namespace
 ) -> dict[str, Any]:
-    """All that is asked of features; ``raw``: those before anonymization."""
+    """Utility, leakage and bias of features; ``raw``: those before anonymization."""
     budget = ProbeBudget(steps=20, head_steps=4) if given.tiny else ProbeBudget(head_steps=300)
     out: dict[str, Any] = {}
 
@@ -330,9 +330,9 @@ def judge(
 
     main = bank[main_bank(protocol)]
     parts = [main.split(name) for name in ("train", "val", "test")]
-    told = train_probe("linear", "action", *parts, seed=seed, budget=budget)
-    put("utility action", told.score)
-    out["utility action"]["validation"] = round(told.val, 4)  # by which a keep is chosen
+    action = train_probe("linear", "action", *parts, seed=seed, budget=budget)
+    put("utility action", action.score)
+    out["utility action"]["validation"] = round(action.val, 4)  # by which `keep` is chosen
     if protocol == WORLD:
         for name, task in (("untrimmed", evaluate_detection), ("surveillance", evaluate_anomaly)):
             use = "detection" if name == "untrimmed" else "anomaly"
@@ -370,11 +370,11 @@ def judge(
     rows = {
         name: [i for i, s in enumerate(main.samples) if s.split == name] for name in ("train", "val", "test")
     }
-    drawn, own = invert_features(
+    reconstructed, own = invert_features(
         parts[0], pictures[rows["train"]], parts[1:], seed=seed, steps=20 if given.tiny else 500
     )
     truths = [part.truth("identity") for part in parts]
-    put("leakage identity inversion", evaluate_inversion([own, *drawn], truths, parts).score)
+    put("leakage identity inversion", evaluate_inversion([own, *reconstructed], truths, parts).score)
     return out
 
 
@@ -389,7 +389,7 @@ def nearest(bank: Bank, target: str) -> Any:
 
 def work(worker: int, tasks: list[tuple[str, str, int]], taken: Any, given: argparse.Namespace) -> None:
     torch.set_num_threads(1 if given.jobs > 1 else torch.get_num_threads())
-    held: dict[str, dict[str, Bank]] = {}
+    loaded: dict[str, dict[str, Bank]] = {}
     longest = 0.0
     while True:
         with taken.get_lock():
@@ -401,14 +401,14 @@ def work(worker: int, tasks: list[tuple[str, str, int]], taken: Any, given: argp
         if (name, seed) in records.done(given.output, PREFIX + protocol):
             continue
         begun = time.monotonic()
-        if protocol not in held:
+        if protocol not in loaded:
             names = {WORLD: list(KINDS), BIAS: [EVEN, BIAS]}.get(protocol, [protocol])
-            held[protocol] = {one: load_bank(one, given).to(given.device) for one in names}
-        bank = held[protocol]
+            loaded[protocol] = {one: load_bank(one, given).to(given.device) for one in names}
+        bank = loaded[protocol]
         try:
             weights = None
             if name == "raw":
-                found = judge(protocol, bank, None, seed, given)
+                found = evaluate(protocol, bank, None, seed, given)
                 spent = 0.0
             else:
                 adapter = made(ROWS[name], protocol, seed, bank, given)
@@ -416,7 +416,7 @@ def work(worker: int, tasks: list[tuple[str, str, int]], taken: Any, given: argp
                 tensors = {key: value.cpu().contiguous() for key, value in adapter.state_dict().items()}
                 weights = hashlib.sha256(serialize(tensors)).hexdigest()
                 after = {one: anonymized(adapter, held_bank) for one, held_bank in bank.items()}
-                found = judge(protocol, after, bank, seed, given)
+                found = evaluate(protocol, after, bank, seed, given)
                 moved = [
                     (after[one].clips - bank[one].clips).square().mean() / bank[one].clips.var()
                     for one in bank
@@ -461,13 +461,13 @@ def table(given: argparse.Namespace) -> None:
     only = given.only.split(";") if given.only else None
     seeds = [int(seed) for seed in given.seeds.split(",")]
     every = (WORLD, BIAS, *UTD)
-    there = [name for name in every if (given.banks / f"{main_bank(name)}.safetensors").exists()]
+    present = [name for name in every if (given.banks / f"{main_bank(name)}.safetensors").exists()]
     if given.protocols:
-        there = [name for name in there if name in given.protocols.split(",")]
+        present = [name for name in present if name in given.protocols.split(",")]
     wanted: list[tuple[str, str, int]] = []
     for side in (False, True):
         for seed in seeds:
-            for protocol in there:
+            for protocol in present:
                 for name in ("raw", *ROWS):
                     main = name == "raw" or ROWS[name].main
                     if (

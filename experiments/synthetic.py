@@ -46,7 +46,7 @@ TASKS = (
     Task("action, from its first frame", "clips", "action", slice(0, 1), 1 / len(ACTIONS), 1),
     Task("identity, from a frame of a clip", "clips", "identity", slice(5, 6), 1 / IDENTITIES, 1.5),
     Task("attributes, from a frame of a clip", "clips", "attributes", slice(5, 6), 0.5, 1),
-    Task("attributes of strangers, from a still", "stills", "attributes", slice(None), 0.5, 1.5),
+    Task("attributes of unseen people, from a still", "stills", "attributes", slice(None), 0.5, 1.5),
     Task("identity, from gait alone", "gait-alike", "identity", slice(None), 1 / IDENTITIES, 3),
     Task("identity, from a frame of a gait", "gait-alike", "identity", slice(0, 1), 1 / IDENTITIES, 1),
 )

@@ -18,7 +18,7 @@ CHEAP_FLAGS = ("--method", "pixelate:block=8", "--region", "frame")
 
 
 def archive(root: Path, count: int, broken: tuple[int, ...], long: tuple[int, ...] = ()) -> dict[str, int]:
-    """Make videos in two folders, and say how many frames the good ones have, by their place."""
+    """Make videos in two folders, and return how many frames each good one has, by its path."""
     frames = {}
     for i in range(count):
         place = f"day-{i % 2}/{i:02}.mp4"
@@ -69,9 +69,9 @@ def lines(out: Path) -> list[dict]:
 
 
 def check(out: Path, frames: dict[str, int], sources: Path, bad: set[str]) -> None:
-    """Every good video is there once and whole, as the manifest says; every bad one is named; nothing else is there."""
-    there = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    assert there == {*frames, "manifest.jsonl"}
+    """Every good video is there once and whole, as in the manifest; every bad one is named; nothing else is there."""
+    present = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert present == {*frames, "manifest.jsonl"}
     assert not (out / WORK_FOLDER).exists()
     recorded = lines(out)
     done = [line for line in recorded if line["state"] == "done"]

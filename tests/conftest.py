@@ -25,27 +25,27 @@ needs_shared = pytest.mark.skipif(
 )
 
 
-_drawn: dict[tuple[object, ...], Any] = {}
+_rendered: dict[tuple[object, ...], Any] = {}
 
 
 @pytest.fixture(scope="module")
-def drawn_once() -> Iterator[None]:
+def rendered_once() -> Iterator[None]:
     """Synthetic videos are rendered only once, for tests of what is done with them."""
     import torch
 
     from veil.data.synthetic import dataset as synthetic
 
-    draw = synthetic.render_samples
+    render = synthetic.render_samples
 
-    def kept(samples, device="cpu", *, size=112):
+    def cached(samples, device="cpu", *, size=112):
         keys = [(sample.id, sample.span, size) for sample in samples]
-        new = {key: sample for key, sample in zip(keys, samples, strict=True) if key not in _drawn}
+        new = {key: sample for key, sample in zip(keys, samples, strict=True) if key not in _rendered}
         if new:
-            _drawn.update(zip(new, draw([*new.values()], device, size=size), strict=True))
-        return torch.stack([_drawn[key] for key in keys])
+            _rendered.update(zip(new, render([*new.values()], device, size=size), strict=True))
+        return torch.stack([_rendered[key] for key in keys])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synthetic, "render_samples", kept)
+        patch.setattr(synthetic, "render_samples", cached)
         yield
 
 
@@ -61,18 +61,18 @@ def veil(*arguments: object, cwd: Path | None = None, **more) -> subprocess.Comp
 def called(
     *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The same in this process, for tests that ask what the command does: to start another takes seconds."""
+    """The same in this process, for tests of what the command does: to start another takes seconds."""
     from veil.cli import main
 
     words = [str(argument) for argument in arguments]
     numbers = signal.SIGTERM, signal.SIGHUP
     before = [signal.getsignal(number) for number in numbers]
-    with pytest.MonkeyPatch.context() as patch, TemporaryFile("w+") as said, TemporaryFile("w+") as wrong:
+    with pytest.MonkeyPatch.context() as patch, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         patch.chdir(cwd or Path.cwd())
         for name, value in (env or {}).items():
             patch.setenv(name, value)
         code: object = None
-        with _into(said, 1), _into(wrong, 2), redirect_stdout(said), redirect_stderr(wrong):
+        with _into(out, 1), _into(err, 2), redirect_stdout(out), redirect_stderr(err):
             try:
                 main(words)
             except SystemExit as end:
@@ -82,20 +82,22 @@ def called(
                 code = 1
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-        said.seek(0)
-        wrong.seek(0)
-        told = said.read(), wrong.read()
-    return subprocess.CompletedProcess(words, code if isinstance(code, int) else int(code is not None), *told)
+        out.seek(0)
+        err.seek(0)
+        texts = out.read(), err.read()
+    return subprocess.CompletedProcess(
+        words, code if isinstance(code, int) else int(code is not None), *texts
+    )
 
 
 @contextmanager
 def _into(file: TextIO, number: int) -> Iterator[None]:
     """What goes to a file descriptor, also from C, goes to a file."""
-    kept = os.dup(number)
+    saved = os.dup(number)
     os.dup2(file.fileno(), number)
     try:
         yield
     finally:
         file.flush()
-        os.dup2(kept, number)
-        os.close(kept)
+        os.dup2(saved, number)
+        os.close(saved)

@@ -39,14 +39,14 @@ def made_bank(videos=60, dim=16, clips=1, stills=4, actions=3, people=4, seed=0,
         )
         for i in range(videos)
     )
-    there = torch.arange(clips) < counts[:, None]
+    mask = torch.arange(clips) < counts[:, None]
     return Bank(
         encoder="made",
         fingerprint="f" * 16,
         samples=samples,
-        clips=moves * there[..., None],
+        clips=moves * mask[..., None],
         counts=counts,
-        starts=torch.arange(clips).float().expand(videos, clips) * there,
+        starts=torch.arange(clips).float().expand(videos, clips) * mask,
         seconds=counts.float() + 1,
         length=1.0,
         stills=still,

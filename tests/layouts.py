@@ -1,6 +1,6 @@
 """Writes tiny datasets in the layouts in which people have the real ones on disk.
 
-Videos are empty files unless `footage` makes them: a reader must not look into them.
+Videos are empty files unless `write_video` makes them: a reader must not look into them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def pictures(count: int, width: int = 64, height: int = 48) -> np.ndarray:
     return np.broadcast_to(ramp + level, (count, height, width, 3)).astype(np.uint8)
 
 
-def footage(path: Path, frames: np.ndarray | None = None) -> Path:
+def write_video(path: Path, frames: np.ndarray | None = None) -> Path:
     """A real video, without loss where its name ends in .mkv."""
     path.parent.mkdir(parents=True, exist_ok=True)
     frames = pictures(20) if frames is None else frames
@@ -156,20 +156,20 @@ def kth(root: Path) -> Path:
 def ipn(root: Path) -> Path:
     header = ("video", "label", "id", "t_start", "t_end", "frames")
     people = {"Train": [f"1CM42_{n}" for n in range(10, 21)], "Test": ["1CM1_1", "1CM1_2"]}
-    told = []
+    metadata = []
     for split, names in people.items():
         rows = []
-        for who, number in ((who, number) for who in names for number in (1, 2)):
-            video = f"{who}_R_#{number}"
+        for person, number in ((person, number) for person in names for number in (1, 2)):
+            video = f"{person}_R_#{number}"
             touch(root / "videos" / f"{video}.avi")
-            told.append((video, 200, "W" if who.endswith("1") else "M", "Right"))
+            metadata.append((video, 200, "W" if person.endswith("1") else "M", "Right"))
             rows += [
                 (video, "D0X", 1, 1, 17, 17),
                 (video, "G11", 14, 18, 55, 38),
                 (video, "B0A", 2, 56, 90, 35),
             ]
         table(root / "annotations" / f"Annot_{split}List.txt", header, rows)
-    table(root / "annotations" / "metadata.csv", ("Video Name", "Frames", "Sex", "Hand"), told)
+    table(root / "annotations" / "metadata.csv", ("Video Name", "Frames", "Sex", "Hand"), metadata)
     return root
 
 
@@ -234,13 +234,13 @@ def ucf_sports(root: Path) -> Path:
 
 
 def vispr(root: Path) -> Path:
-    said = (["a4_gender", "a9_face_complete"], ["a0_safe"], ["a65_rel_social", "a11_tattoo"])
+    labels = (["a4_gender", "a9_face_complete"], ["a0_safe"], ["a65_rel_social", "a11_tattoo"])
     for split, count in (("train", 6), ("val", 3), ("test", 4)):
         for place in range(count):
             name = f"2017_{split}{place:04d}"
             touch(root / "images" / f"{split}2017" / f"{name}.jpg")
-            told = {"id": name, "image_path": f"images/{split}2017/{name}.jpg", "labels": said[place % 3]}
-            text(root / "annotations" / f"{split}2017" / f"{name}.json", json.dumps(told))
+            record = {"id": name, "image_path": f"images/{split}2017/{name}.jpg", "labels": labels[place % 3]}
+            text(root / "annotations" / f"{split}2017" / f"{name}.json", json.dumps(record))
     rows = ["idx\tattribute_id\tgroup\tdescription", "0\ta0_safe\tSafe\tSafe", "4\ta4_gender\tPerson\tGender"]
     text(root / "attributes.tsv", *rows)
     return root
@@ -258,8 +258,8 @@ def pa_hmdb51(root: Path) -> Path:
             "relationship": [[first, 29, 0]],
             "review": True,
         }
-        told = {f"{hmdb_names(action)[0]}.avi": marks}
-        text(root / "PrivacyAttributes" / f"{action}.json", json.dumps(told))
+        record = {f"{hmdb_names(action)[0]}.avi": marks}
+        text(root / "PrivacyAttributes" / f"{action}.json", json.dumps(record))
     return root
 
 

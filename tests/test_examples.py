@@ -1,4 +1,4 @@
-"""Every example runs without arguments, says what it should, and is named in the README and in the documentation."""
+"""Every example runs without arguments, prints what it should, and is named in the README and in the documentation."""
 
 import contextlib
 import importlib.util
@@ -78,7 +78,7 @@ def test_the_method_of_ones_own_keeps_the_laws(traces):
     assert (whole()[0] == 255).all()  # nothing has moved yet
 
 
-def test_the_command_line_knows_it(traces, tmp_path):
+def test_the_command_line_lists_it(traces, tmp_path):
     clips.video(tmp_path / "visit.mp4", sample(10, (64, 48)))
     done = called(
         "anonymize", "visit.mp4", "-o", "safe.mkv", "--codec", "ffv1", "--method", "traces:16", cwd=tmp_path
@@ -91,7 +91,7 @@ def test_the_command_line_knows_it(traces, tmp_path):
     assert wrong.returncode == 2 and "cell=0" in wrong.stderr
 
 
-def test_the_audit_knows_it(traces, tmp_path, monkeypatch):
+def test_the_audit_runs_it(traces, tmp_path, monkeypatch):
     """The command of docs/add-a-method.md, with less work."""
     page = (ROOT / "docs" / "add-a-method.md").read_text()
     command = next(

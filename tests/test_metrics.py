@@ -24,7 +24,7 @@ approx = pytest.approx
 unit = st.floats(0, 1, allow_nan=False)
 
 
-def said(score: Score, words: str) -> bool:
+def noted(score: Score, words: str) -> bool:
     return any(words in note for note in score.notes)
 
 
@@ -71,19 +71,19 @@ def naive_f1(predicted: Any, labels: Any) -> list[float]:
     return values
 
 
-def naive_rank1(probe: Any, who: Any, gallery: Any, shelf: Any, views: Any = None) -> float:
+def naive_rank1(probe: Any, identity: Any, gallery: Any, shelf: Any, views: Any = None) -> float:
     right = []
     for i, x in enumerate(probe):
         best, name, possible = -2.0, None, False
         for j, g in enumerate(gallery):
             if views is not None and views[0][i] == views[1][j]:
                 continue
-            possible |= shelf[j] == who[i]
+            possible |= shelf[j] == identity[i]
             cosine = sum(a * b for a, b in zip(x, g, strict=True)) / math.hypot(*x) / math.hypot(*g)
             if cosine > best:
                 best, name = cosine, shelf[j]
         if possible:
-            right.append(name == who[i])
+            right.append(name == identity[i])
     return sum(right) / len(right)
 
 
@@ -165,7 +165,7 @@ def test_top1_is_the_mean_over_a_videos_clips():
     assert score.value == approx(naive_top1(p, y, v)) and score.n == 40
     label = dict(zip(v, y, strict=True))
     assert score.chance == approx(max(list(label.values()).count(c) for c in range(6)) / 40)
-    assert said(score, "most frequent class") and said(score, "1/classes is 0.1667")
+    assert noted(score, "most frequent class") and noted(score, "1/classes is 0.1667")
     assert m.top1(p, y).n == 200 and m.top1(p, y).value == approx((p.argmax(1) == y).mean())
 
 
@@ -176,7 +176,7 @@ def test_top1_averages_probabilities_and_not_votes():
 
 def test_ties_for_the_best_class_count_in_part():
     score = m.top1(np.full((8, 4), 0.25), [0, 0, 0, 0, 0, 1, 2, 3])
-    assert score.value == approx(0.25) and said(score, "8 of 8 videos have classes tied")
+    assert score.value == approx(0.25) and noted(score, "8 of 8 videos have classes tied")
 
 
 def test_video_mean_takes_any_shape():
@@ -269,7 +269,7 @@ def test_temporal_notes():
     found, truth = {"a": [(0, 1, 0, 0.9), (0, 1, 7, 0.8)]}, {"a": [(0, 1, 0), (0.0005, 1.0005, 0), (0, 1, 1)]}
     score = m.temporal_map(found, truth, tiou=[0.5])
     assert score.value == approx(0.5) and score.n == 2
-    assert said(score, "1 segments are annotated twice") and said(score, "1 detections are of classes")
+    assert noted(score, "1 segments are annotated twice") and noted(score, "1 detections are of classes")
     with refuses("truth-lacks-video"):
         m.temporal_map({"b": []}, truth)
     with refuses("segments-invalid"):
@@ -280,24 +280,24 @@ def test_temporal_notes():
 
 def test_rank1_with_and_without_the_identical_view():
     rng = np.random.default_rng(0)
-    who, side = rng.integers(0, 6, 30), rng.integers(0, 3, 30)
+    identity, side = rng.integers(0, 6, 30), rng.integers(0, 3, 30)
     shelf, shelf_side = rng.integers(0, 6, 40), rng.integers(0, 3, 40)
     person, angle = rng.normal(size=(6, 8)), rng.normal(size=(3, 8))
-    probe = person[who] + 2 * angle[side] + rng.normal(size=(30, 8))
+    probe = person[identity] + 2 * angle[side] + rng.normal(size=(30, 8))
     gallery = person[shelf] + 2 * angle[shelf_side] + rng.normal(size=(40, 8))
-    score = m.rank1(probe, who, gallery, shelf)
-    assert score.value == approx(naive_rank1(probe, who, gallery, shelf)) and score.n == 30
-    assert score.chance == approx(np.mean([np.mean(shelf == w) for w in who]))
-    other = m.rank1(3 * probe, who, gallery, shelf, views=(side, shelf_side))
-    assert other.value == approx(naive_rank1(probe, who, gallery, shelf, (side, shelf_side)))
+    score = m.rank1(probe, identity, gallery, shelf)
+    assert score.value == approx(naive_rank1(probe, identity, gallery, shelf)) and score.n == 30
+    assert score.chance == approx(np.mean([np.mean(shelf == w) for w in identity]))
+    other = m.rank1(3 * probe, identity, gallery, shelf, views=(side, shelf_side))
+    assert other.value == approx(naive_rank1(probe, identity, gallery, shelf, (side, shelf_side)))
     assert other.value != score.value and "view excluded" in other.metric
 
 
 def test_features_on_one_point_find_nobody():
-    who, shelf = np.arange(50) % 10, np.arange(200) % 10
-    score = m.rank1(np.full((50, 64), 0.3), who, np.full((200, 64), 0.7), shelf)
+    identity, shelf = np.arange(50) % 10, np.arange(200) % 10
+    score = m.rank1(np.full((50, 64), 0.3), identity, np.full((200, 64), 0.7), shelf)
     assert score.value == approx(score.chance) == approx(0.1)
-    assert said(m.rank1(np.zeros((2, 3)), [0, 1], np.ones((2, 3)), [0, 1]), "2 features are zero")
+    assert noted(m.rank1(np.zeros((2, 3)), [0, 1], np.ones((2, 3)), [0, 1]), "2 features are zero")
 
 
 def test_f_lambda():
@@ -397,38 +397,38 @@ def test_a_class_without_positives_is_not_averaged_away():
     y[:, 2] = 0
     for metric in (m.class_mean_average_precision, m.macro_f1):
         strict, rest = metric(s, y), metric(s, y, skip_absent=True)
-        assert math.isnan(strict.value) and said(strict, "classes [2] of 4 have no positives")
+        assert math.isnan(strict.value) and noted(strict, "classes [2] of 4 have no positives")
         assert strict.n == 120 and strict.interval is None
         kept = [0, 1, 3]
-        assert rest.value == approx(metric(s[:, kept], y[:, kept]).value) and said(rest, "over the other 3")
+        assert rest.value == approx(metric(s[:, kept], y[:, kept]).value) and noted(rest, "over the other 3")
         assert rest.chance == approx(metric(s[:, kept], y[:, kept]).chance)
         none = metric(s, np.zeros_like(y), skip_absent=True)
-        assert math.isnan(none.value) and said(none, "have no positives")
+        assert math.isnan(none.value) and noted(none, "have no positives")
     assert np.isnan(m.average_precisions(s, y)).tolist() == [False, False, True, False]
     assert np.isnan(m.f1_scores(s > 0.5, y)).tolist() == [False, False, True, False]
     y[:, 2] = 1
-    assert said(m.class_mean_average_precision(s, y), "classes [2] have no negatives")
+    assert noted(m.class_mean_average_precision(s, y), "classes [2] have no negatives")
 
 
-def test_one_class_only_is_said():
+def test_one_class_only_is_noted():
     for labels in (np.zeros(5), np.ones(5)):
         score = m.frame_auc(np.arange(5), labels, bootstrap=Bootstrap(10))
-        assert math.isnan(score.value) and said(score, "one class") and score.interval is None
+        assert math.isnan(score.value) and noted(score, "one class") and score.interval is None
     nothing = m.average_precision(np.arange(5), np.zeros(5))
-    assert math.isnan(nothing.value) and said(nothing, "no positives") and nothing.chance == 0
+    assert math.isnan(nothing.value) and noted(nothing, "no positives") and nothing.chance == 0
     score = m.top1(np.eye(3), [1, 1, 1])
-    assert score.value == approx(1 / 3) and score.chance == 1 and said(score, "class 1")
+    assert score.value == approx(1 / 3) and score.chance == 1 and noted(score, "class 1")
     gap = m.group_gap(np.eye(3), [0, 1, 2], ["all"] * 3)
-    assert math.isnan(gap.value) and said(gap, "no gap")
+    assert math.isnan(gap.value) and noted(gap, "no gap")
     rank = m.rank1(np.eye(3), [0, 0, 5], np.eye(3), [0, 0, 0])
     assert (
         rank.value == 1
         and rank.n == 2
-        and said(rank, "1 of 3 probes are left out")
-        and said(rank, "one identity")
+        and noted(rank, "1 of 3 probes are left out")
+        and noted(rank, "one identity")
     )
     per_group = m.group_accuracy(np.eye(3), [0, 1, 1], ["a", "b", "b"])
-    assert said(per_group["b"], "all videos are of class 1") and per_group["b"].value == 0.5
+    assert noted(per_group["b"], "all videos are of class 1") and per_group["b"].value == 0.5
 
 
 EMPTY: dict[str, Callable[[], Score]] = {
@@ -452,7 +452,7 @@ EMPTY: dict[str, Callable[[], Score]] = {
 @pytest.mark.parametrize("name", EMPTY)
 def test_nothing_to_score(name: str):
     score = EMPTY[name]()
-    assert math.isnan(score.value) and score.n == 0 and said(score, "nothing was given")
+    assert math.isnan(score.value) and score.n == 0 and noted(score, "nothing was given")
 
 
 def test_no_groups_and_no_classes():
@@ -462,29 +462,29 @@ def test_no_groups_and_no_classes():
     assert m.pareto_front([], []).tolist() == []
 
 
-def test_excess_leakage_says_what_is_odd():
+def test_excess_leakage_notes_what_is_odd():
     raw = Score("cMAP", 0.7, 100, 0.3, interval=(0.6, 0.8))
-    leaked = Score("cMAP", 0.5, 100, 0.3, interval=(0.4, 0.6), notes=("mind this",))
+    leaked = Score("cMAP", 0.5, 100, 0.3, interval=(0.4, 0.6), notes=("few videos",))
     half = m.excess_leakage(leaked, raw)
-    assert half.value == approx(0.5) and half.interval == approx((0.25, 0.75)) and said(half, "mind this")
-    assert said(m.excess_leakage(Score("cMAP", 0.2, 100, 0.3), raw), "below chance")
-    assert said(m.excess_leakage(Score("cMAP", 0.9, 100, 0.3), raw), "above raw")
+    assert half.value == approx(0.5) and half.interval == approx((0.25, 0.75)) and noted(half, "few videos")
+    assert noted(m.excess_leakage(Score("cMAP", 0.2, 100, 0.3), raw), "below chance")
+    assert noted(m.excess_leakage(Score("cMAP", 0.9, 100, 0.3), raw), "above raw")
     for value in (0.3, 0.1, math.nan):
         flat = m.excess_leakage(leaked, Score("cMAP", value, 100, 0.3))
-        assert math.isnan(flat.value) and said(flat, "nothing above chance")
+        assert math.isnan(flat.value) and noted(flat, "nothing above chance")
     shaky = m.excess_leakage(leaked, Score("cMAP", 0.31, 100, 0.3, interval=(0.29, 0.33)))
-    assert said(shaky, "almost nothing")
+    assert noted(shaky, "almost nothing")
     with refuses("scores-not-comparable"):
         m.excess_leakage(leaked, Score("cMAP", 0.7, 99, 0.3))
     with refuses("score-without-chance"):
         m.excess_leakage(Score("mAP", 0.5, 9), Score("mAP", 0.7, 9))
 
 
-def test_hypervolume_without_head_room_is_said():
+def test_hypervolume_without_head_room_is_noted():
     score = m.hypervolume([0.5], [0.5], accuracy_range=(0.6, 0.5), leakage_range=(0.2, 0.9))
-    assert math.isnan(score.value) and said(score, "no better than chance") and score.n == 1
+    assert math.isnan(score.value) and noted(score, "no better than chance") and score.n == 1
     clipped = m.hypervolume([0.05, 0.5], [0.5, 0.5], accuracy_range=(0.1, 0.9), leakage_range=(0.2, 0.9))
-    assert said(clipped, "1 of 2 settings lie outside") and said(clipped, "accuracy 0.1 by chance, 0.9 raw")
+    assert noted(clipped, "1 of 2 settings lie outside") and noted(clipped, "accuracy 0.1 by chance, 0.9 raw")
 
 
 BAD: list[tuple[str, Callable[[], Any]]] = [
@@ -608,7 +608,7 @@ def test_an_interval_is_that_of_really_drawing_videos(name: str):
     score, value, videos = cases[name]
     values = [value(taken) for taken in drawn(boot, videos)]
     assert score.interval == approx(tuple(np.quantile(values, [0.1, 0.9])))
-    assert said(score, f"60 resamples of {videos} videos")
+    assert noted(score, f"60 resamples of {videos} videos")
     assert score.interval is not None and score.interval[0] < score.interval[1]
 
 
@@ -630,12 +630,12 @@ def test_resamples_do_not_depend_on_how_many_are_computed_at_once(monkeypatch: p
     )
 
 
-def test_undefined_resamples_are_said():
+def test_undefined_resamples_are_noted():
     labels = np.array([1, 0, 0, 0])
     score = m.frame_auc([0.9, 0.1, 0.2, 0.3], labels, bootstrap=Bootstrap(400))
-    assert score.interval == (1, 1) and said(score, "in which the value is undefined")
+    assert score.interval == (1, 1) and noted(score, "in which the value is undefined")
     alone = m.frame_auc([0.9, 0.1], [1, 0], ["a", "a"], bootstrap=Bootstrap(10))
-    assert alone.value == 1 and alone.interval is None and said(alone, "two videos")
+    assert alone.value == 1 and alone.interval is None and noted(alone, "two videos")
 
 
 def test_intervals_cover_the_truth():
@@ -652,8 +652,8 @@ def test_intervals_cover_the_truth():
     assert 0.9 < inside / trials < 0.985
 
 
-def test_videos_are_drawn_and_not_their_frames():
-    """Frames that say the same thing add nothing: the interval stays as wide as the videos make it."""
+def test_videos_are_resampled_and_not_their_frames():
+    """Equal frames add nothing: the interval stays as wide as the videos make it."""
     rng = np.random.default_rng(0)
     y = rng.random(60) < 0.4
     s = rng.normal(size=60) + y

@@ -15,13 +15,13 @@ def test_public_names():
     assert all(hasattr(veil, name) for name in expected)
 
 
-def test_every_public_name_says_what_it_is():
+def test_every_public_name_is_documented():
     for name in veil.__all__:
         thing = getattr(veil, name)
         assert not (inspect.isclass(thing) or inspect.isfunction(thing)) or inspect.getdoc(thing), name
 
 
-def test_every_parameter_says_what_it_means():
+def test_every_parameter_is_documented():
     for kind in ANONYMIZERS.values():
         assert inspect.getdoc(kind)
         assert all(parameter.meaning for parameter in parameters(kind))

@@ -37,7 +37,7 @@ SMALLER = {  # settings with which a recipe is trained here, by its method
         "data.batch=8",
     ),
 }
-pytestmark = pytest.mark.usefixtures("drawn_once")
+pytestmark = pytest.mark.usefixtures("rendered_once")
 
 
 def output(command: str) -> str:

@@ -20,10 +20,10 @@ BESIDE = re.compile(r"(\w+)  +(\S.*)")
 def fence(source: str, language: str, name: str, options: dict[str, Any], md: Any, **_: Any) -> str:
     """A block of LaTeX as MathML."""
     # The converter knows align* but not aligned, which is what code hosts want inside a block.
-    drawn = convert(source.replace("{aligned}", "{align*}"), display="block")
-    if unknown := re.search(r"\\[A-Za-z]+", drawn):
-        raise SuperFencesException(f"the equation has {unknown.group()}, which cannot be drawn: {source}")
-    return f'<div class="math">{drawn}</div>'
+    mathml = convert(source.replace("{aligned}", "{align*}"), display="block")
+    if unknown := re.search(r"\\[A-Za-z]+", mathml):
+        raise SuperFencesException(f"the equation has {unknown.group()}, which cannot be converted: {source}")
+    return f'<div class="math">{mathml}</div>'
 
 
 def as_markdown(text: str) -> str:

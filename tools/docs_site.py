@@ -9,10 +9,10 @@ site is built, so that no number, parameter or line of code is written down twic
     <!-- measured: SPAct; SPAct frozen -->       utility and leakage, from the records in docs/results
     <!-- measured features: paper; ours -->      the same of features
     <!-- protocol: utd-mhad -->                  how many videos a protocol has, what chance and raw video give
-    <!-- parameters: blur, pixelate -->          what `veil list` says of methods
+    <!-- parameters: blur, pixelate -->          the output of `veil list` for methods
     <!-- presets: splavu -->                     what a preset of a recipe sets
     <!-- file: recipes/spact.toml -->            a file of the repository
-    <!-- commands -->                            what `veil COMMAND --help` says, of all commands
+    <!-- commands -->                            the output of `veil COMMAND --help`, for all commands
 
 Links to files outside docs lead to pages that show those files. zensical checks links between pages; what it lets pass
 (pages that are not in the navigation, other links, anything that would be loaded from another host) is checked here.
@@ -137,7 +137,7 @@ def protocol(root: Path, name: str) -> str:
 
 
 def parameters(_: Path, names: str) -> str:
-    """What `veil list` says of some methods: presets and parameters."""
+    """The output of `veil list` for some methods: presets and parameters."""
     from veil.methods import ANONYMIZERS
     from veil.methods import parameters as of
 
@@ -152,8 +152,8 @@ def parameters(_: Path, names: str) -> str:
     for name, kind in kinds.items():
         lines = [f"**`{name}`** {(kind.__doc__ or '').splitlines()[0]}", ""]
         for preset, values in getattr(kind, "PRESETS", {}).items():
-            said = ", ".join(f"{key}={value}" for key, value in values.items())
-            lines += [f"`{name}:{preset}` is `{said}`.", ""]
+            settings = ", ".join(f"{key}={value}" for key, value in values.items())
+            lines += [f"`{name}:{preset}` is `{settings}`.", ""]
         own = [one for one in of(kind) if one not in shared]
         parts.append("\n".join([*lines, *_parameters(own)]))
     if shared:
@@ -226,13 +226,13 @@ def _cell(text: str) -> str:
 
 
 def _flat(values: dict[str, Any], before: str = "") -> str:
-    said = []
+    settings = []
     for key, value in values.items():
         if isinstance(value, dict):
-            said.append(_flat(value, f"{before}{key}."))
+            settings.append(_flat(value, f"{before}{key}."))
         else:
-            said.append(f"`{before}{key}={value}`")
-    return ", ".join(filter(None, said))
+            settings.append(f"`{before}{key}={value}`")
+    return ", ".join(filter(None, settings))
 
 
 # The copy that is built
@@ -262,10 +262,10 @@ def stage(root: Path, folder: Path) -> None:
 
 
 def _filled(root: Path, mark: re.Match[str]) -> str:
-    name, said = mark.group(1), mark.group(2) or ""
+    name, argument = mark.group(1), mark.group(2) or ""
     if name not in MARKS:
         raise Broken(f"there is no mark '{name}'; the marks are {', '.join(MARKS)}")
-    return MARKS[name](root, said)
+    return MARKS[name](root, argument)
 
 
 def _inside(root: Path, page: Path, wanted: set[Path], link: re.Match[str]) -> str:

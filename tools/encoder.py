@@ -83,20 +83,20 @@ def train(given: argparse.Namespace) -> None:
         seconds = time.perf_counter() - started
         export(weights, output, steps=steps)
         shutil.copy(run / "log.jsonl", given.out / "log.jsonl")
-    told = {"steps": steps, "seconds": round(seconds), "device": _named(device)}
-    kept = {
-        **told, "painting": round(painting, 1), "frames": frames, "step_ms": round(each * 1000, 1),
+    training = {"steps": steps, "seconds": round(seconds), "device": _named(device)}
+    record = {
+        **training, "painting": round(painting, 1), "frames": frames, "step_ms": round(each * 1000, 1),
         "bytes": output.stat().st_size, "recipe": config.as_dict(config.read(RECIPE, EncoderRecipe, (*sets, f"schedule.steps={steps}"))),
     }  # fmt: skip
     place = given.out / "encoder.json"
-    place.write_text(json.dumps(kept, indent=1))  # kept, whatever becomes of the rest
-    kept |= measure(
+    place.write_text(json.dumps(record, indent=1))  # written first, in case the rest fails
+    record |= measure(
         load_compact(output, "veil"),
         device,
         0.02 if given.tiny else given.scale,
         56 if given.tiny else given.size,
     )
-    place.write_text(json.dumps(kept, indent=1))
+    place.write_text(json.dumps(record, indent=1))
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB, {time.perf_counter() - begun:.0f} s in all")
 
 

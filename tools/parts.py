@@ -1,7 +1,7 @@
 """Train the part network that comes with Veil, and export it.
 
     python -m tools.parts begin PUBLISHED.pth -o lite0.safetensors       the encoder's first weights
-    python -m tools.parts train DATA -o OUT --start lite0.safetensors    on a GPU; minutes, as --seconds says
+    python -m tools.parts train DATA -o OUT --start lite0.safetensors    on a GPU; minutes, by --seconds
     python -m tools.parts export OUT/parts.safetensors DATA -o src/veil/people/parts.onnx
 
 DATA is the folder with manifest.csv and parts.zip. PUBLISHED.pth is EfficientNet-Lite0 (Apache-2.0) from the package
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.parts import line, tell
+from experiments.parts import line, print_summary
 from veil.nn.tensor_files import write_tensors
 from veil.people.part_network import PartNet, encoder_weights, load_net
 from veil.people.part_network import export as export_net
@@ -60,13 +60,13 @@ def train(given: argparse.Namespace) -> None:
         if "val" not in record:
             print(json.dumps(record), flush=True)
         elif "test" in record:
-            tell(record["test"])
+            print_summary(record["test"])
 
 
 def export(weights: Path, data: Path, out: Path) -> None:
-    net, told = load_net(weights)
+    net, metadata = load_net(weights)
     seen = count_pixels(net, read_labelled_images(data, ("val",))["val"])
-    kept = {"thresholds": seen["all"].thresholds(), "steps": told["steps"]}
+    kept = {"thresholds": seen["all"].thresholds(), "steps": metadata["steps"]}
     print(f"thresholds {kept['thresholds']}, chosen on the validation split")
     export_net(net, out, kept)
     parts = Parts(out)

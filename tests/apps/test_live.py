@@ -160,7 +160,7 @@ class Kept:
         return [frame for index, frame in enumerate(self.frames) if index not in self.placeholders]
 
     def reasons(self) -> set[str]:
-        """What the placeholders say."""
+        """The text of the placeholders."""
         texts = ("no signal", "starting", "the method failed", "waiting for the method")
         found = set()
         for index in self.placeholders:

@@ -338,9 +338,9 @@ class Late(Anonymizer):
     def stream(self, windows: Iterable[Frames]) -> Iterator[Veiled]:
         return self.explain(windows, lambda _: None)
 
-    def explain(self, windows: Iterable[Frames], tell) -> Iterator[Veiled]:
+    def explain(self, windows: Iterable[Frames], on_frame) -> Iterator[Veiled]:
         for frame in np.concatenate([*windows]):
-            tell(FrameExplanation(255 - frame, np.full((4, 4), frame[0, 0, 0] / 255, np.float32), None))
+            on_frame(FrameExplanation(255 - frame, np.full((4, 4), frame[0, 0, 0] / 255, np.float32), None))
             yield Veiled(255 - frame[None], None)
 
     def params(self):

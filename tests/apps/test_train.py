@@ -52,7 +52,7 @@ def save(self, *arguments, **options):
 Run.save = save
 train(*sys.argv[1:], every=6, device="cpu")
 """  # the process ends after its first checkpoint
-pytestmark = pytest.mark.usefixtures("drawn_once")
+pytestmark = pytest.mark.usefixtures("rendered_once")
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_every_point_and_corner_is_named():
     assert texts(trade_off_svg(listed)).count("raw") == 1
 
 
-def test_inside_a_page_a_plot_asks_for_nothing_and_follows_its_colours():
+def test_inside_a_page_a_plot_loads_nothing_and_follows_its_colours():
     inline = inline_trade_off(PLOT, "plot-1", "a & b", "c < d")
     assert not re.search(r"https?:|//|url\(|@import|xlink|<style|#\d{6}", inline)
     assert re.findall(r'id="([^"]*)"', inline) == ["plot-1", "plot-1-desc"]

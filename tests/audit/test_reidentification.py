@@ -101,14 +101,14 @@ def test_one_person_a_name_a_number_or_a_folder(tmp_path):
     assert any("ann and bo-b look alike" in note for note in gallery.notes)
 
 
-def test_one_name_for_two_people_is_said(tmp_path):
+def test_one_name_for_two_people_is_noted(tmp_path):
     still(tmp_path / "subject1.png", scene((LEFT, RED)))
     still(tmp_path / "subject2.png", scene((LEFT, BLUE)))
     (note,) = read_gallery(tmp_path, Squares()).notes
     assert "subject look like several people" in note
 
 
-def test_a_group_is_left_out_and_said(stills):
+def test_a_group_is_left_out_with_a_note(stills):
     still(stills / "party.png", BOTH)
     gallery = read_gallery(stills, Squares())
     assert "party" not in gallery.names
@@ -157,14 +157,14 @@ def test_the_interval_draws_videos(stills):
     assert score and score.value == 0.5 and score.interval == (0, 1) and score.better == "lower"
 
 
-def test_one_name_says_nothing():
+def test_one_name_measures_nothing():
     gallery = Gallery(("red",), np.array([[1.0, 0, 0]]), np.array([0]))
     found = identify([BOTH[None]], gallery, Squares(), truth={"0": "red"})
     assert found.rank1 and np.isnan(found.rank1.value) and "red only" in found.rank1.notes[0]
     assert found.as_dict()["rank1"]["value"] is None
 
 
-def test_no_probe_is_said(stills):
+def test_no_probe_is_noted(stills):
     found = identify([scene()[None]], read_gallery(stills, Squares()), Squares(), truth={"0": "red"})
     assert found.rank1 and np.isnan(found.rank1.value) and found.rank1.notes == ("there is no probe",)
 
@@ -208,7 +208,7 @@ def test_a_detector_that_fails_flatters_nobody(tmp_path, stills):
 
 def test_a_grain_that_softening_takes_away_hides_nobody(tmp_path, stills):
     class Sharp(Squares):
-        """Whoever has a grain is a stranger."""
+        """A face with a grain is of an unknown person."""
 
         def at(self, image: Frames, boxes) -> list[PersonEmbedding]:
             return [
@@ -354,7 +354,7 @@ def test_every_must_be_one_or_more(tmp_path, stills):
         compare_folders(tmp_path, tmp_path, stills, Squares(), every=0)
 
 
-def test_without_dlib_one_sentence_says_what_to_install(monkeypatch):
+def test_without_dlib_one_sentence_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dlib", None)
     with refuses("extra-missing"):
         faces.FaceEmbedder()
@@ -372,7 +372,7 @@ def astronaut(tmp_path: Path) -> Path:
     return tmp_path / "people"
 
 
-def test_without_its_weights_one_sentence_says_what_to_install(embedder, monkeypatch):
+def test_without_its_weights_one_sentence_names_what_to_install(embedder, monkeypatch):
     monkeypatch.setattr(faces, "_MODELS", ("none.dat", "none.dat"))
     with refuses("extra-missing"):
         faces.FaceEmbedder()
@@ -438,7 +438,7 @@ def test_a_body_file_that_is_absent_or_another(tmp_path):
         bodies.BodyEmbedder(weights.find("centerface"))
 
 
-def test_without_body_weights_one_sentence_says_what_to_do(tmp_path, monkeypatch):
+def test_without_body_weights_one_sentence_names_what_to_do(tmp_path, monkeypatch):
     entry = weights.WeightsFile(
         "osnet.onnx", "00", 1, "MIT", "distinguishes bodies", url="https://example.org"
     )

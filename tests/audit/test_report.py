@@ -96,7 +96,7 @@ UNTESTED = (
 
 
 def picture(caption: str, seed: int, reconstructed: bool = True) -> Picture:
-    """A moment with a made-up person in it, blurred and badly reconstructed."""
+    """A moment with a synthetic person in it, blurred and badly reconstructed."""
     grid_y, grid_x = np.mgrid[0:120, 0:160] / 120
     centre = 0.4 + 0.25 * seed
     body = ((grid_x - centre) / 0.18) ** 2 + ((grid_y - 0.75) / 0.4) ** 2 < 1
@@ -255,7 +255,7 @@ def test_on_failure_what_was_there_stays(tmp_path, monkeypatch):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_folder_that_cannot_be_is_said_in_a_sentence(tmp_path):
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with refuses("unwritable"):
         write([single()], tmp_path / "file")
@@ -271,7 +271,7 @@ def test_json_gives_the_results_back(tmp_path, results):
     assert [off["hypervolume"] for off in data["trade_offs"]] == known
 
 
-def test_page_is_well_formed_and_asks_for_nothing(tmp_path, results):
+def test_page_is_well_formed_and_loads_nothing(tmp_path, results):
     text = html_of(results, tmp_path)
     outline = Outline(text)
     assert not re.search(r"https?:|//|url\(|@import", re.sub(r'src="data:[^"]*"', "", text))
@@ -410,7 +410,7 @@ def test_a_kind_verdict_is_doubted():
     same = replace(safe, raw=safe.rows)
     assert state(same) == "unknown" and "was at chance, too" in cautions(same)[0]
     odd = without_numbers()
-    assert state(odd) == "unknown" and any("No attacker on body" in said for said in cautions(odd))
+    assert state(odd) == "unknown" and any("No attacker on body" in caution for caution in cautions(odd))
 
 
 def test_weak_witnesses():
@@ -463,12 +463,12 @@ def test_pictures_are_grouped_by_moment(tmp_path):
     assert "protect it" not in html_of([replace(single(), pictures=())], tmp_path)
 
 
-def test_what_differs_between_methods_is_told_of_each():
-    told = dict(summary.facts([single(), replace(at_chance(), device="CPU")]))
-    assert told["device"] == [("pixelate:16", "NVIDIA H200"), ("spact", "CPU")]
-    assert told["data"] == [("", single().data)] and told["seeds"] == [("", "0, 1, 2")]
-    assert told["time"] == [("", "1 h 2 min")]
-    assert told["suite: size"] == [("", "112")] and told["suite: budgets"] == [("", "(frames=(steps=900))")]
+def test_what_differs_between_methods_is_listed_for_each():
+    facts = dict(summary.facts([single(), replace(at_chance(), device="CPU")]))
+    assert facts["device"] == [("pixelate:16", "NVIDIA H200"), ("spact", "CPU")]
+    assert facts["data"] == [("", single().data)] and facts["seeds"] == [("", "0, 1, 2")]
+    assert facts["time"] == [("", "1 h 2 min")]
+    assert facts["suite: size"] == [("", "112")] and facts["suite: budgets"] == [("", "(frames=(steps=900))")]
 
 
 def test_text_stands_out_in_light_and_dark():

@@ -46,12 +46,12 @@ TINY = Suite(
     },
     reconstruction=ReconstructionBudget(steps=2, batch=4, width=4),
 )
-pytestmark = pytest.mark.usefixtures("drawn_once")
+pytestmark = pytest.mark.usefixtures("rendered_once")
 
 
 @pytest.fixture(scope="module")
 def world() -> Dataset:
-    """A few videos of the synthetic world."""
+    """A few videos of the synthetic dataset."""
     return read("synthetic", count=60, size=32)
 
 
@@ -68,15 +68,15 @@ def alone(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_every_evaluator_measures_every_target(world):
     (result,) = run_audit({"blur": make("blur:region=frame")}, AuditData(world), TINY)
-    asked = {(row.role, row.target, row.by, row.knowledge, row.encoding) for row in result.rows}
-    assert ("utility", "action", "small3d on clips", "adaptive", "8-bit") in asked
-    assert ("utility", "action", "small3d on clips", "oblivious", "8-bit") in asked
+    measured = {(row.role, row.target, row.by, row.knowledge, row.encoding) for row in result.rows}
+    assert ("utility", "action", "small3d on clips", "adaptive", "8-bit") in measured
+    assert ("utility", "action", "small3d on clips", "oblivious", "8-bit") in measured
     for target in ("identity", "attributes"):
         for by in ("small2d on frames", "small3d on motion"):
             for knowledge in ("oblivious", "adaptive", "reconstruction"):
-                assert ("leakage", target, by, knowledge, "8-bit") in asked
-            assert ("leakage", target, by, "adaptive", "h264") in asked
-        assert ("leakage", target, "small2d on one frame", "adaptive", "8-bit") in asked
+                assert ("leakage", target, by, knowledge, "8-bit") in measured
+            assert ("leakage", target, by, "adaptive", "h264") in measured
+        assert ("leakage", target, "small2d on one frame", "adaptive", "8-bit") in measured
     assert all(len(row.values) == 2 and len(row.train_loss) == 2 for row in result.rows)  # two seeds
     assert {row.role for row in result.rows} == {"utility", "leakage", "bias"}
     bias = next(row for row in result.rows if row.role == "bias")
@@ -107,9 +107,9 @@ def test_a_question_is_added_by_one_line_in_the_list(world, monkeypatch):
     monkeypatch.setattr(evaluators, "EVALUATORS", (*evaluators.EVALUATORS, flipped))
     suite = replace(TINY, seeds=1, knowledge=("oblivious",), encodings=("8-bit",))
     (result,) = run_audit({"down": make("downsample")}, AuditData(world), suite)
-    asked = {row.key[1:4] for row in result.rows if row.protocol == "flipped"}
+    measured = {row.key[1:4] for row in result.rows if row.protocol == "flipped"}
     plain = {row.key[1:4] for row in result.rows if row.protocol != "flipped"}
-    assert {(target, by) for target, _, by in asked} == {(target, by) for target, _, by in plain}
+    assert {(target, by) for target, _, by in measured} == {(target, by) for target, _, by in plain}
 
 
 def test_adding_a_method_costs_one_method(world, tmp_path, monkeypatch):
@@ -145,11 +145,11 @@ def test_a_kernel_is_evaluated_alike_and_cached(world, tmp_path, monkeypatch):
     suite = replace(TINY, seeds=1, utility=(), attackers=attackers, frames_only=("attributes",))
     method = {"blur": make("blur:region=frame")}
     (first,) = run_audit(method, AuditData(world), suite, cache=tmp_path)
-    asked = {(row.target, row.by, row.knowledge, row.encoding) for row in first.rows}
+    measured = {(row.target, row.by, row.knowledge, row.encoding) for row in first.rows}
     how = (("oblivious", "8-bit"), ("adaptive", "8-bit"), ("adaptive", "h264"), ("reconstruction", "8-bit"))
     by = [("identity", f"kernel on {what}") for what in ("frames", "one frame", "clips", "motion")]
     by += [("attributes", f"kernel on {what}") for what in ("frames", "one frame")]
-    assert asked == {(*question, *knowledge) for question in by for knowledge in how}
+    assert measured == {(*question, *knowledge) for question in by for knowledge in how}
     assert not any(note.startswith(UNDERFITTED_NOTE) for row in first.rows for note in row.notes)
     for path in tmp_path.glob("result-*"):
         path.unlink()
@@ -204,12 +204,12 @@ def test_unseen_identities_are_retrieved_and_never_classified():
     looks = rng.integers(0, 256, (12, 1, 32, 32, 3))
     samples = [
         Sample(
-            f"{who}-{walk}",
-            "train" if who < 6 else "val" if who < 8 else "test",
-            identity=who,
+            f"{person}-{walk}",
+            "train" if person < 6 else "val" if person < 8 else "test",
+            identity=person,
             groups={"role": "gallery" if walk < 4 else "probe", "view": str(walk % 2)},
         )
-        for who in range(12)
+        for person in range(12)
         for walk in range(6)
     ]
 
@@ -292,10 +292,10 @@ def test_every_recognizer_of_a_suite_is_a_network_or_solved():
 
 
 def test_out_of_memory_halves_the_batch(world, monkeypatch):
-    asked = []
+    sizes = []
 
     def short(recognizer, target, train, val, *, budget, **how):
-        asked.append(budget.batch)
+        sizes.append(budget.batch)
         if budget.batch > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return train_recognizer(recognizer, target, train, val, budget=budget, **how)
@@ -304,7 +304,7 @@ def test_out_of_memory_halves_the_batch(world, monkeypatch):
     suite = replace(TINY, seeds=1, attackers=(), knowledge=("adaptive",), encodings=("8-bit",))
     with pytest.warns(UserWarning, match="2"):
         run_audit({"raw": None}, AuditData(world), suite)
-    assert asked == [8, 4, 2]
+    assert sizes == [8, 4, 2]
 
 
 @pytest.mark.parametrize(
@@ -343,12 +343,8 @@ def test_labels_that_a_protocol_needs(tmp_path):
     samples = [Sample(f"v{i}", ("train", "val", "test")[i % 3]) for i in range(9)]
     with refuses("audit-unlabelled"):
         run_audit({"raw": None}, AuditData(Dataset("mute", samples, lambda sample: blank)), TINY)
-    strangers = [
-        Sample(f"v{i}", ("train", "val", "test")[i % 3], action=i % 2, identity=i) for i in range(30)
-    ]
-    some = Dataset(
-        "strangers", strangers, lambda sample: blank, ("a", "b"), identities=tuple(map(str, range(30)))
-    )
+    unseen = [Sample(f"v{i}", ("train", "val", "test")[i % 3], action=i % 2, identity=i) for i in range(30)]
+    some = Dataset("unseen", unseen, lambda sample: blank, ("a", "b"), identities=tuple(map(str, range(30))))
     assert [target for _, _, target, _ in AuditData(some).questions()] == ["action"]
     only = [Sample(f"v{i}", "train", action=i % 2) for i in range(9)]
     with refuses("audit-unlabelled"):
@@ -373,7 +369,7 @@ def test_chosen_labels_are_never_left_out():
 
 
 def trained(folder: Path, **labels: list[str]) -> Path:
-    """The run of a game that was trained with these actions and attributes; what it learned does not matter."""
+    """The run of a method that was trained with these actions and attributes; what it learned does not matter."""
     plain = {"anonymizer": {"width": 4}, "data": {"name": "synthetic", "actions": labels.get("actions", [])}}
     if attributes := labels.get("attributes"):
         plain["data"]["private"] = {"name": "synthetic", "attributes": attributes}
@@ -387,9 +383,9 @@ def trained(folder: Path, **labels: list[str]) -> Path:
 def test_the_report_states_what_a_run_was_trained_with(world, tmp_path):
     suite = replace(TINY, seeds=1, attackers=(), knowledge=("adaptive",), encodings=("8-bit",))
     run = trained(tmp_path / "run", actions=["walk", "run"], attributes=["female"])
-    asked = AuditData(world, actions=("run", "wave"), attributes=("tall", "heavy", "tattoo"))
+    narrow = AuditData(world, actions=("run", "wave"), attributes=("tall", "heavy", "tattoo"))
     for _ in ("found", "kept"):
-        (result,) = run_audit({"run": make(str(run))}, asked, suite, cache=tmp_path / "cached")
+        (result,) = run_audit({"run": make(str(run))}, narrow, suite, cache=tmp_path / "cached")
         assert result.settings["trained with"] == {"actions": ["walk", "run"], "attributes": ["female"]}
         assert result.untested[0] == "Novel actions alone: the run was trained with run."
         assert not any("Novel attributes" in sentence for sentence in result.untested)

@@ -163,8 +163,8 @@ def test_the_key_of_a_scramble_is_found():
     """By correlation, in closed form: what comes back is raw video."""
     data = planted("stripes")
     raw, scrambled = (gather(data, method, size=SIZE, frames=LENGTH) for method in (None, Scramble()))
-    pairs = [(videos.split("train"), videos.split("val")) for videos in (raw, scrambled)]
-    reconstruct = train_reconstructor(*pairs, SUITE.reconstruction)
+    before, after = ((videos.split("train"), videos.split("val")) for videos in (raw, scrambled))
+    reconstruct = train_reconstructor(before, after, SUITE.reconstruction)
     assert reconstruct.kind == "keyed" and reconstruct.error < 2 / 255 < reconstruct.before / 10
     test = reconstruct(scrambled.split("test")).frames.float()
     assert (test - raw.split("test").frames.float()).abs().mean() < 2

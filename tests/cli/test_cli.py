@@ -136,7 +136,7 @@ def test_folders_are_mirrored(face, tmp_path):
         "-o",
         "out",
         "--report",
-        "told",
+        "reports",
         "--preview",
         "seen",
         "--explain",
@@ -146,7 +146,7 @@ def test_folders_are_mirrored(face, tmp_path):
     assert result.returncode == 0, result.stderr
     names = ["a.avi.mp4", "a.mp4.mp4", "c.png", "sub/b.mov"]
     assert files(tmp_path / "out") == names
-    assert files(tmp_path / "told") == [f"{name}.json" for name in names]
+    assert files(tmp_path / "reports") == [f"{name}.json" for name in names]
     assert files(tmp_path / "seen") == [f"{name}.jpg" for name in names]
     sheets = sorted((tmp_path / "why").rglob("sheet.png"))
     assert [str(path.parent.relative_to(tmp_path / "why")) for path in sheets] == names
@@ -414,9 +414,9 @@ def test_ctrl_c_finishes_the_file_of_a_stream(stream, tmp_path):
         lambda: any(path.stat().st_size > 4000 for path in tmp_path.iterdir()), process
     )  # more than a header
     process.send_signal(signal.SIGINT)
-    told, words = process.communicate(timeout=300)
+    out, words = process.communicate(timeout=300)
     assert process.returncode == 0, words
-    assert "out.mp4" in told and files(tmp_path) == ["out.mp4"]
+    assert "out.mp4" in out and files(tmp_path) == ["out.mp4"]
     assert len(frames_of(tmp_path / "out.mp4")) > 10
 
 
@@ -424,8 +424,8 @@ def test_data_check_reports_whether_a_dataset_is_usable(tmp_path):
     few = ["synthetic", "--option", "count=24", "--option", "size=32"]
     good = called("data", "check", *few, "--sheet", "s.jpg", cwd=tmp_path)
     assert good.returncode == 0 and "usable" in good.stdout and files(tmp_path) == ["s.jpg"]
-    told = called("data", "check", *few, "--json")
-    assert json.loads(told.stdout)["usable"] is True
+    checked = called("data", "check", *few, "--json")
+    assert json.loads(checked.stdout)["usable"] is True
     bad = called("data", "check", "ucf101", tmp_path)
     assert bad.returncode == 2 and bad.stderr.startswith("veil: ") and bad.stderr.count("\n") == 1
     unknown = called("data", "check", "ucf11")

@@ -108,7 +108,7 @@ def test_pa_hmdb51_has_the_published_sizes() -> None:
     assert len({sample.id.partition("#")[0] for sample in tests}) == 515
     assert len(six.split("train")) + len(six.split("val")) == 6_766 - 515
     assert len(six.actions) == 51
-    # Of the 52,413 frames of which anything is said, two lack one attribute.
+    # Of the 52,413 frames with any annotation, two lack one attribute.
     assert sum(sample.span[1] - sample.span[0] for sample in tests if sample.span) == 52_411
     assert six.notes == ("2 frames lack one of the five attributes and are left out",)
     assert prevalence(six) == pytest.approx([0.972, 0.980, 0.368, 0.382, 0.597, 0.157], abs=6e-4)
@@ -157,7 +157,7 @@ def test_vp_has_the_published_sizes() -> None:
 
 @needs_annotations
 def test_the_columns_of_vp_agree_with_pa_hmdb51() -> None:
-    """Each column of VP-HMDB51 but gender is most like the attribute of PA-HMDB51 that it is said to be."""
+    """Each column of VP-HMDB51 but gender is most like the attribute of PA-HMDB51 that it is documented as."""
     vp = read_pickle(ANNOTATIONS / "vp" / "hmdb51_privacy_attribute_label.pickle")
     root = layouts.all_of_hmdb51()
     native = attributes.pa_hmdb51(root, labels=ANNOTATIONS / "pa_hmdb51", outputs="native")
@@ -215,8 +215,8 @@ def test_utkface_as_published(tmp_path: Path) -> None:
     assert "1 images are not named age_gender_race_time" in dataset.notes[0]
     one = next(sample for sample in dataset.samples if sample.id.startswith("26_1_2_"))
     assert one.groups == {"gender": "female", "race": "asian", "age": "18 to 39"}
-    told = dict(zip(dataset.attributes, one.attributes, strict=True))
-    assert {name for name, mark in told.items() if mark} == {"female", "asian", "18 to 39"}
+    marks = dict(zip(dataset.attributes, one.attributes, strict=True))
+    assert {name for name, mark in marks.items() if mark} == {"female", "asian", "18 to 39"}
 
 
 @needs_data

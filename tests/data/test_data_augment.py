@@ -149,7 +149,7 @@ def test_spact_changes_as_often_as_its_code() -> None:
     assert ((free == 0).all(1).flatten(1).any(1) & flipped).any()
 
 
-def test_two_views_share_a_corner_only_where_asked() -> None:
+def test_two_views_share_a_corner_only_where_set() -> None:
     row = torch.linspace(0, 1, 40).expand(200, 3, 1, 40, 40)
     for shared in (True, False):
         augment = Augmentation(size=16, crop=(0.5, 0.5), shared_corner=shared)
@@ -195,7 +195,7 @@ def test_the_same_seed_gives_the_same_clips_on_any_device(device: str) -> None:
     torch.testing.assert_close(made.cpu(), PRESETS["spact"].train(video, seeded()), atol=1e-5, rtol=0)
 
 
-def test_presets_are_what_the_papers_say() -> None:
+def test_presets_are_those_of_the_papers() -> None:
     spact = PRESETS["spact"]
     assert (spact.length, spact.skip, spact.size, spact.clips, spact.crop, spact.middle) == (
         16,

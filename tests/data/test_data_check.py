@@ -28,7 +28,7 @@ def test_a_usable_dataset_is_counted_and_shown(tmp_path: Path) -> None:
     layouts.ucf101(tmp_path, groups=9)
     for path in tmp_path.rglob("*.avi"):
         path.unlink()
-        layouts.footage(path.with_suffix(".mp4"), layouts.pictures(4, 32, 24))
+        layouts.write_video(path.with_suffix(".mp4"), layouts.pictures(4, 32, 24))
     layouts.text(tmp_path / "UCF-101" / "Archery" / "v_Archery_g01_c01.mp4", "broken")
     found = check("ucf101", tmp_path, sheet=36)
     assert found.exit_code == 0
@@ -54,7 +54,7 @@ def test_prevalences_are_by_frames(tmp_path: Path) -> None:
     assert any("a12_semi_nudity 1.000" in line for line in found.lines())
 
 
-def test_every_name_is_told(tmp_path: Path) -> None:
+def test_every_name_is_listed(tmp_path: Path) -> None:
     found = check("synthetic", None, {"count": 24, "size": 32}, sheet=0)
     lines = found.lines(60)
     assert max(map(len, lines)) <= 60

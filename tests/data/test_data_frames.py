@@ -23,7 +23,7 @@ def video(path: Path, **more: object) -> Sample:
 
 def test_a_video_comes_back_exactly_and_so_does_its_part(tmp_path: Path) -> None:
     frames = layouts.pictures(20)
-    path = layouts.footage(tmp_path / "a.mkv", frames)
+    path = layouts.write_video(tmp_path / "a.mkv", frames)
     assert np.array_equal(read_frames(video(path)), frames)
     assert np.array_equal(read_frames(video(path, span=(5, 9))), frames[5:9])
     assert np.array_equal(read_frames(video(path, span=(18, 30))), frames[18:]), (
@@ -50,7 +50,7 @@ def test_folders_stills_and_zip_files(tmp_path: Path) -> None:
 
 
 def test_frames_get_smaller_and_fewer(tmp_path: Path) -> None:
-    path = layouts.footage(tmp_path / "a.mkv", layouts.pictures(20, 64, 48))
+    path = layouts.write_video(tmp_path / "a.mkv", layouts.pictures(20, 64, 48))
     small = FrameReader(dataset(), size=24, every=3)(video(path, span=(1, 20)))
     assert small.shape == (7, 24, 32, 3)
     whole = read_frames(video(path))[1::3]
@@ -59,8 +59,8 @@ def test_frames_get_smaller_and_fewer(tmp_path: Path) -> None:
 
 
 def test_broken_files_are_skipped_counted_and_named(tmp_path: Path) -> None:
-    good = [video(layouts.footage(tmp_path / f"{letter}.mp4")) for letter in "abc"]
-    cut = layouts.footage(tmp_path / "cut.mp4")
+    good = [video(layouts.write_video(tmp_path / f"{letter}.mp4")) for letter in "abc"]
+    cut = layouts.write_video(tmp_path / "cut.mp4")
     cut.write_bytes(cut.read_bytes()[:600])
     layouts.text(tmp_path / "text.mp4", "no video")
     layouts.touch(tmp_path / "empty.avi")
@@ -84,7 +84,7 @@ def test_broken_files_are_skipped_counted_and_named(tmp_path: Path) -> None:
 
 
 def test_the_cache_serves_what_did_not_change(tmp_path: Path) -> None:
-    path = layouts.footage(tmp_path / "a.mkv", layouts.pictures(20))
+    path = layouts.write_video(tmp_path / "a.mkv", layouts.pictures(20))
     decoded = 0
 
     def counted(sample: Sample) -> np.ndarray:
@@ -101,7 +101,7 @@ def test_the_cache_serves_what_did_not_change(tmp_path: Path) -> None:
     read(size=24)
     read(every=2)
     assert decoded == 3, "another sampling is another entry"
-    layouts.footage(path.with_name("b.mkv"), layouts.pictures(10)).replace(path)
+    layouts.write_video(path.with_name("b.mkv"), layouts.pictures(10)).replace(path)
     assert len(read()) == 10 and decoded == 4, "a file that changed is read anew"
     os.utime(path, ns=(1, 1))
     read()
@@ -116,7 +116,7 @@ def test_parts_of_one_video_are_decoded_in_one_go(tmp_path: Path, monkeypatch: p
     from veil.data import frames as module
 
     frames = layouts.pictures(30)
-    path = layouts.footage(tmp_path / "a.mkv", frames)
+    path = layouts.write_video(tmp_path / "a.mkv", frames)
     opened: list[object] = []
     source = module.open_source
     monkeypatch.setattr(module, "open_source", lambda path: opened.append(path) or source(path))
@@ -131,7 +131,7 @@ def test_parts_of_one_video_are_decoded_in_one_go(tmp_path: Path, monkeypatch: p
 
 
 def test_a_full_disk_is_an_error_and_no_skip(tmp_path: Path) -> None:
-    path = layouts.footage(tmp_path / "a.mp4")
+    path = layouts.write_video(tmp_path / "a.mp4")
     layouts.touch(tmp_path / "cache")
     with refuses("unwritable"):
         list(FrameReader(dataset(), cache=tmp_path / "cache").each([video(path)]))

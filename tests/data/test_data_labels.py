@@ -145,7 +145,7 @@ def test_groups_are_held_out_whole_from_every_stratum() -> None:
     assert hold_out([("run", "only")] * 50) == set()
 
 
-def test_names_are_dealt_in_the_asked_shares() -> None:
+def test_names_are_dealt_in_the_given_shares() -> None:
     dealt = [deal(f"picture {place}") for place in range(10_000)]
     assert [round(dealt.count(split) / 1000) for split in ("train", "val", "test")] == [7, 1, 2]
     turns = deal_in_turn([f"d{place}" for place in range(4)], ("train", "train", "val", "test"))

@@ -86,4 +86,4 @@ def test_ucf_crime_has_the_published_sizes(tmp_path: Path) -> None:
     normal = Counter((sample.split == "test", sample.action == 0) for sample in dataset.samples)
     assert normal == {(False, False): 810, (False, True): 800, (True, False): 140, (True, True): 150}
     assert len(dataset.actions) == 14
-    assert "says nothing of when anomalies happen" in dataset.notes[0]
+    assert "has no times of anomalies" in dataset.notes[0]

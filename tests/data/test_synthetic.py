@@ -100,7 +100,7 @@ def test_frames_are_pictures_with_grain(generator: VideoGenerator) -> None:
 def test_every_tensor_is_made_on_the_device_of_the_generator(generator: VideoGenerator, kind: Kind) -> None:
     expected, _ = generator.render([2], kind, length=1)  # tables are made now
     index = torch.tensor([2])
-    with torch.device("meta"):  # whatever does not say where it belongs, ends up here, and fails
+    with torch.device("meta"):  # whatever has no device of its own ends up here, and fails
         frames, _ = generator.render(index, kind, length=1)
     assert torch.equal(frames, expected)
 
@@ -319,7 +319,7 @@ def test_samples_are_rendered_in_batches_of_any_order_and_kind() -> None:
     assert torch.equal(synthetic.render_samples([window], size=32)[0], frames[0, 4:8])
 
 
-def test_mistakes_are_told() -> None:
+def test_mistakes_are_refused() -> None:
     with refuses("synthetic-kind-unknown"):
         read(kind="dances")
     sample = read(count=1).samples[0]
@@ -391,7 +391,7 @@ def test_who_fights_in_an_untrimmed_video_is_near() -> None:
         assert (a - b).norm() < 0.5 * generator.size
 
 
-def test_anomalies_are_rare_seen_and_told_only_where_they_are_scored() -> None:
+def test_anomalies_are_rare_seen_and_labelled_only_where_they_are_scored() -> None:
     dataset, generator = read(kind="surveillance", count=40, size=48), VideoGenerator(size=48)
     truth = generator.truth(range(40), "surveillance")
     assert Counter(sample.action == 0 for sample in dataset.samples) == {True: 20, False: 20}
@@ -437,7 +437,7 @@ def test_walks_have_a_gallery_and_probes_from_all_sides() -> None:
     assert len(seen) == len(dataset.samples)
 
 
-def test_only_motion_tells_who_walks_when_all_look_alike(generator: VideoGenerator) -> None:
+def test_only_motion_identifies_walkers_when_all_look_alike(generator: VideoGenerator) -> None:
     everybody = people(0, torch.arange(IDENTITIES), IDENTITIES)
     same = with_equal_looks(everybody)
     for value in same[:-1]:

@@ -105,8 +105,8 @@ def test_a_crowd_has_a_plot_of_its_own(rows: Path) -> None:
     assert not {"destroyed", "ideal", "action prototypes"} & names["-corner"]
 
 
-def test_other_networks_are_told_one_by_one() -> None:
-    """Each by itself, where it was trained on what a method leaves; none in the cell of one that did not judge it."""
+def test_other_networks_are_listed_one_by_one() -> None:
+    """Each by itself, where it was trained on what a method leaves; none in the cell of one that did not evaluate it."""
     raw = row("utility", "x", 0.9), row("leakage", "y", 1.0), row("leakage", "y on one frame", 0.8)
     ours = row("utility", "x", 0.8), row("utility", "x", 0.1, "oblivious")
     found = [

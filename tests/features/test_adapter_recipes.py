@@ -180,7 +180,7 @@ def test_each_phase_changes_its_modules(path, data, banks, tmp_path, monkeypatch
 def test_features_are_extracted_when_training_begins(tmp_path, monkeypatch):
     """The same without a stand-in for the features: videos are read, and encoded by a small network."""
     path, names = PAPER / "splavu-t1-videomae-b.toml", []
-    video = layouts.footage(tmp_path / "video.mp4", layouts.pictures(64, 16, 16))
+    video = layouts.write_video(tmp_path / "video.mp4", layouts.pictures(64, 16, 16))
     for name in ("kinetics400", "thumos14", "ucf_crime"):
         for empty in getattr(layouts, name)(tmp_path / name).rglob("*.mp4"):
             shutil.copy(video, empty)
@@ -254,7 +254,7 @@ def rows() -> list[list[str]]:
     ]
 
 
-def test_every_row_of_the_paper_has_its_recipe_or_says_why_not():
+def test_every_row_of_the_paper_has_its_recipe_or_a_reason():
     assert len(rows()) == len({row[0] for row in rows()}) == 65
     trained = set()
     for name, table, how, on, reported in rows():

@@ -131,7 +131,7 @@ def test_filling_is_not_seen_while_it_learns():
         torch.testing.assert_close(value, other[term], rtol=1e-4, atol=1e-6)
 
 
-def judged(seed: int = 0, crops: int = 2) -> AnomalyScores:
+def scored(seed: int = 0, crops: int = 2) -> AnomalyScores:
     """Six videos of seven clips, of which some are shorter."""
     mask = masked([7, 7, 5, 7, 6, 7], 7)
     features = 30 * draw(6, crops, 7, 4, seed=seed) * mask[:, None, :, None]
@@ -153,7 +153,7 @@ def naive_bag(j: AnomalyScores, top: int) -> list[tuple[list[int], float, list[l
 
 
 def test_the_largest_pieces_stand_for_a_video():
-    j, net = judged(), small().eval()
+    j, net = scored(), small().eval()
     bag = net.bag(j)
     for v, (places, score, magnitude) in enumerate(naive_bag(j, 3)):
         assert bag.places[v].tolist() == places
@@ -169,13 +169,13 @@ def test_pieces_are_left_out_by_chance_while_it_learns():
     torch.manual_seed(0)
     kept = small(dropout=0.7).train().bag(j).places[:, :1] == best
     assert kept.float().mean().item() == approx(0.3, abs=0.1)
-    none_left = small(dropout=1.0).train().bag(judged())
-    assert judged().mask.gather(1, none_left.places).all()  # even then, no filling
+    none_left = small(dropout=1.0).train().bag(scored())
+    assert scored().mask.gather(1, none_left.places).all()  # even then, no filling
 
 
 @pytest.mark.parametrize("choice", ["paper", "released"])
 def test_the_loss(choice):
-    j, net = judged(), small(weights=choice).eval()
+    j, net = scored(), small(weights=choice).eval()
     smooth, sparse, size, apart = {"paper": (1, 1, 1e-3, 1), "released": (8e-4, 8e-3, 1e-3, 1e-3)}[choice]
     bags = naive_bag(j, 3)
     bad, good = [0, 2, 3], [1, 4, 5]
@@ -249,8 +249,8 @@ def test_scores_of_frames():
 
 
 def test_truth_of_frames():
-    told = A.frame_truth([Segment(0.3, 0.5, 2), Segment(0.8, 3.0, 1)], 10, 10)
-    assert told.nonzero()[0].tolist() == [3, 4, 8, 9]
+    truth = A.frame_truth([Segment(0.3, 0.5, 2), Segment(0.8, 3.0, 1)], 10, 10)
+    assert truth.nonzero()[0].tolist() == [3, 4, 8, 9]
     assert not A.frame_truth([], 5, 10).any()
 
 

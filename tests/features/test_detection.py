@@ -161,11 +161,11 @@ def test_targets(spans):
 def naive_offsets(level: PyramidLevel, v: int, t: int, k: int) -> tuple[float, float]:
     places, bins = level.start.shape[1], level.centre.shape[3] - 1
     ends = []
-    for side, (says, step) in enumerate(((level.start, -1), (level.end, 1))):
+    for side, (offsets, step) in enumerate(((level.start, -1), (level.end, 1))):
         e = []
         for b in range(bins + 1):
             at = t + step * b
-            here = float(says[v, at, k]) if 0 <= at < places else 0.0
+            here = float(offsets[v, at, k]) if 0 <= at < places else 0.0
             e.append(math.exp(here + float(level.centre[v, t, side, b])))
         ends.append(sum(b * w for b, w in enumerate(e)) / sum(e))
     return ends[0], ends[1]
@@ -306,12 +306,12 @@ def test_detections_are_in_seconds_and_within_the_video():
     assert net.detect(draw(1, 4, 6), None, starts[:1], 1.6, torch.tensor([6.4]), least=2.0) == [[]]
 
 
-def test_detections_are_of_the_places_that_say_so():
-    """One place says that label 1 goes from two strides before it to one after it."""
-    bins, say = 4, 30.0
-    logits, centre = torch.full((1, 8, 3), -say), torch.zeros(1, 8, 2, bins + 1)
-    logits[0, 3, 1] = say
-    centre[0, 3, 0, 2], centre[0, 3, 1, 1] = say, say
+def test_detections_are_of_the_places_that_predict_them():
+    """One place predicts that label 1 goes from two strides before it to one after it."""
+    bins, sure = 4, 30.0
+    logits, centre = torch.full((1, 8, 3), -sure), torch.zeros(1, 8, 2, bins + 1)
+    logits[0, 3, 1] = sure
+    centre[0, 3, 0, 2], centre[0, 3, 1, 1] = sure, sure
     level = PyramidLevel(
         2, torch.ones(1, 8).bool(), logits, torch.zeros(1, 8, 3), torch.zeros(1, 8, 3), centre
     )

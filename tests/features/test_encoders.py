@@ -102,7 +102,7 @@ def official_names(s: ViTConfig) -> dict[str, tuple[int, ...]]:
 def hub_folder(folder: Path, state: dict[str, Tensor], shape: ViTConfig, **config) -> Path:
     folder.mkdir()
     save_file(state, folder / "model.safetensors")
-    told = {
+    common = {
         "model_type": "videomae",
         "hidden_size": shape.dim,
         "num_hidden_layers": shape.depth,
@@ -110,7 +110,7 @@ def hub_folder(folder: Path, state: dict[str, Tensor], shape: ViTConfig, **confi
         "patch_size": shape.patch,
         "tubelet_size": 2,
     }
-    (folder / "config.json").write_text(json.dumps({**told, **config}))
+    (folder / "config.json").write_text(json.dumps({**common, **config}))
     return folder
 
 
@@ -205,7 +205,7 @@ def test_vjepa2_agrees_with_transformers(tmp_path, monkeypatch):
     torch.testing.assert_close(ours(clip), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_places_turn_queries_as_the_equation_says():
+def test_places_rotate_queries_by_the_equation():
     grid, x = (2, 3, 4), torch.randn(1, 1, 24, 14, dtype=torch.float64)
     found = rotate_by_position(x, grid)
     pairs = 14 // 3 // 2
@@ -251,7 +251,7 @@ def test_transformers_have_the_published_names_and_shapes(name, parameters):
         ("vjepa2-l", "target_encoder", "module.backbone.", {"pos_embed": (1, 8, 24)}),
     ],
 )
-def test_official_files_load_and_tell_the_same_in_any_format(
+def test_official_files_give_the_same_features_in_any_format(
     tmp_path, monkeypatch, name, wrapped, prefix, more
 ):
     shape = small(monkeypatch, name)
@@ -452,7 +452,7 @@ def test_half_precision_gives_nearly_the_same(tmp_path):
         make("veil", tmp_path / "bare.safetensors")
 
 
-def test_filling_in_asks_for_the_pixels_of_a_token():
+def test_filling_in_predicts_the_pixels_of_a_token():
     x = torch.rand(1, 3, 16, 56, 56)
     found = patches(x, 64)
     assert found.shape == (1, 64, EncoderHeads(8, 2).fill.out_features)

@@ -174,10 +174,10 @@ def test_extraction_appends_resumes_and_keeps_what_can_be_read(folder, tmp_path)
     from veil.features.store import Store
 
     place = tmp_path / "store"
-    told: list[tuple[int, int]] = []
-    result = extract_videos([str(folder)], place, encoder=Tiny(), progress=lambda *now: told.append(now))
+    calls: list[tuple[int, int]] = []
+    result = extract_videos([str(folder)], place, encoder=Tiny(), progress=lambda *now: calls.append(now))
     assert (result.written, result.stored_before, result.failed) == (6, 0, ())
-    assert told == [(i, 6) for i in range(1, 7)]
+    assert calls == [(i, 6) for i in range(1, 7)]
     store = Store.open(place)
     assert sorted(store.ids) == sorted(NAMES)
     bank = store.bank()
@@ -201,8 +201,8 @@ def test_extraction_appends_resumes_and_keeps_what_can_be_read(folder, tmp_path)
     (more / "junk.mp4").write_bytes(b"junk" * 100)
     clips.video(more / "odd.mp4", made(6, start=20), rate=10)
     blue = float(extract_blue(more / "odd.mp4"))
-    asked = [str(folder), f"{more}/*.mp4", "absent.mp4"]
-    result = extract_videos(asked, place, encoder=Tiny(spoil=blue), resume=True)
+    inputs = [str(folder), f"{more}/*.mp4", "absent.mp4"]
+    result = extract_videos(inputs, place, encoder=Tiny(spoil=blue), resume=True)
     assert (result.written, result.stored_before) == (1, 6)
     assert dict(result.failed).keys() == {"empty.mp4", "junk.mp4", "odd.mp4", "absent.mp4"}
     assert "not finite" in dict(result.failed)["odd.mp4"]
@@ -260,7 +260,7 @@ for number in range(12):
 
 @pytest.mark.slow
 @needs_lance
-def test_a_kill_loses_the_open_batch_only_and_writers_take_turns(folder, tmp_path):
+def test_a_kill_loses_the_open_batch_only_and_writers_are_serialized(folder, tmp_path):
     from veil.features.store import Store
     from veil.features.store_table import StoreInfo
 
@@ -313,13 +313,17 @@ def test_labels_from_a_table(folder, tmp_path):
     dataset = read_videos([str(folder)], table)
     assert (dataset.actions, dataset.attributes) == (("jump", "run", "wave"), ("hat", "red"))
     assert dataset.identities == ("anna", "bob", "carl")
-    told = {sample.id: sample for sample in dataset.samples}
-    assert told["v2.mp4"].segments == (Segment(0.1, 0.4, 0), Segment(0.5, 0.9, 1))
-    assert told["v0.mp4"].groups == {"camera": "north"}
-    assert (told["v0.mp4"].split, told["v0.mp4"].action, told["v0.mp4"].identity) == ("test", 1, 0)
-    assert told["v0.mp4"].attributes[0] == 1.0
-    assert np.isnan(told["v0.mp4"].attributes[1])
-    assert (told["v4.mp4"].action, told["v4.mp4"].identity, told["v4.mp4"].attributes) == (None, None, ())
+    samples = {sample.id: sample for sample in dataset.samples}
+    assert samples["v2.mp4"].segments == (Segment(0.1, 0.4, 0), Segment(0.5, 0.9, 1))
+    assert samples["v0.mp4"].groups == {"camera": "north"}
+    assert (samples["v0.mp4"].split, samples["v0.mp4"].action, samples["v0.mp4"].identity) == ("test", 1, 0)
+    assert samples["v0.mp4"].attributes[0] == 1.0
+    assert np.isnan(samples["v0.mp4"].attributes[1])
+    assert (samples["v4.mp4"].action, samples["v4.mp4"].identity, samples["v4.mp4"].attributes) == (
+        None,
+        None,
+        (),
+    )
     for change, code, value in (
         (rows[:-1], "labels-missing", "short.mp4"),
         ([*rows, "gone.mp4,,,,,,,"], "labels-unknown-video", "gone.mp4"),
@@ -337,7 +341,7 @@ def test_labels_from_a_table(folder, tmp_path):
     assert len(read_videos([str(folder)], table, frozenset(["gone.mp4"])).samples) == 6  # it is in the store
 
 
-def test_inputs_that_say_nothing(tmp_path, folder):
+def test_inputs_without_videos_are_refused(tmp_path, folder):
     (tmp_path / "bare").mkdir()
     (tmp_path / "twin").mkdir()
     clips.video(tmp_path / "twin" / "v0.mp4", made(4))
@@ -467,8 +471,8 @@ def test_search_by_a_video_and_by_an_id(stored, folder, tmp_path):
 def veil(capsys, *words: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as ended:
         main(["features", *map(str, words)])
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out, printed.err
 
 
 @needs_lance
@@ -477,34 +481,34 @@ def test_the_command_line(folder, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(encoders, "make", lambda name, weights=None, device="cpu": Tiny(str(name)))
     store = tmp_path / "store"
-    code, said, _ = veil(capsys, "extract", folder, "-o", store, "--encoder", "tiny")
+    code, printed, _ = veil(capsys, "extract", folder, "-o", store, "--encoder", "tiny")
     assert code == 0
-    assert said.startswith(f"{store}: 6 videos added")
+    assert printed.startswith(f"{store}: 6 videos added")
     (tmp_path / "bad.mp4").write_bytes(b"")
-    code, said, wrong = veil(
+    code, printed, wrong = veil(
         capsys, "extract", folder, tmp_path / "bad.mp4", "-o", store, "--encoder", "tiny", "--resume"
     )
     assert code == 2
-    assert "0 videos added, 6 were there already" in said
+    assert "0 videos added, 6 were there already" in printed
     assert "1 video failed" in wrong
     assert "bad.mp4: " in wrong
-    code, said, _ = veil(capsys, "info", store)
+    code, printed, _ = veil(capsys, "info", store)
     assert code == 0
-    assert "6 of" in said
-    code, said, _ = veil(capsys, "info", store, "--json")
-    assert json.loads(said)["encoder"] == "tiny"
-    code, said, _ = veil(capsys, "search", store, "--like", "v2.mp4", "--top", "2")
+    assert "6 of" in printed
+    code, printed, _ = veil(capsys, "info", store, "--json")
+    assert json.loads(printed)["encoder"] == "tiny"
+    code, printed, _ = veil(capsys, "search", store, "--like", "v2.mp4", "--top", "2")
     assert code == 0
-    assert len(said.splitlines()) == 3
-    code, said, _ = veil(capsys, "search", store, "--like", folder / "v2.mp4", "--top", "1", "--json")
-    assert json.loads(said)[0]["id"] == "v2.mp4"
+    assert len(printed.splitlines()) == 3
+    code, printed, _ = veil(capsys, "search", store, "--like", folder / "v2.mp4", "--top", "1", "--json")
+    assert json.loads(printed)[0]["id"] == "v2.mp4"
     from veil.features import registry
 
     adapter = Shift()
     monkeypatch.setattr(registry, "load", lambda run: adapter)
-    code, said, _ = veil(capsys, "anonymize", store, "--with", tmp_path, "-o", tmp_path / "veiled")
+    code, printed, _ = veil(capsys, "anonymize", store, "--with", tmp_path, "-o", tmp_path / "veiled")
     assert code == 0
-    assert "6 videos, 12 clips anonymized" in said
+    assert "6 videos, 12 clips anonymized" in printed
     adapter.made_for("f" * 64)
     code, _, wrong = veil(capsys, "anonymize", store, "--with", tmp_path, "-o", tmp_path / "again")
     assert code == 2

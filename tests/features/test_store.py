@@ -25,9 +25,9 @@ INFO = StoreInfo("tiny", "0123abcd", DIM, stills=2, stride=16, actions=NAMES.act
 
 
 def video(number: int, clips: int = 3, **labels) -> VideoFeatures:
-    dice = torch.Generator().manual_seed(number)
+    rng = torch.Generator().manual_seed(number)
     sample = Sample(f"v{number:03d}", labels.pop("split", "train"), **labels)
-    vectors = torch.randn(clips + 2, DIM, generator=dice).half().float()
+    vectors = torch.randn(clips + 2, DIM, generator=rng).half().float()
     return VideoFeatures(
         sample, vectors[:clips], 0.64 * torch.arange(clips), 0.64 * clips, 0.64, vectors[clips:]
     )

@@ -1,4 +1,4 @@
-"""The user's folders are where the XDG variables say, and in the usual places without them."""
+"""The user's folders follow the XDG variables, and in the usual places without them."""
 
 from pathlib import Path
 

@@ -64,7 +64,7 @@ def dataset(name: str, samples: list[Sample], *, length: int = 6, **vocabulary: 
 
 
 def samples(**known: Callable[[int], Any]) -> list[Sample]:
-    """Twelve to learn from, six to look at; `known` says what is known of the video of that number."""
+    """Twelve to learn from, six to look at; `known` gives the labels of the video of that number."""
     return [
         Sample(str(n), "train" if n < 12 else "val", **{key: value(n) for key, value in known.items()})
         for n in range(18)
@@ -73,7 +73,7 @@ def samples(**known: Callable[[int], Any]) -> list[Sample]:
 
 @pytest.fixture(scope="module", autouse=True)
 def world():
-    """The synthetic world, rendered once, and small datasets that know little."""
+    """The synthetic dataset, rendered once, and small datasets with few labels."""
     made = read_data("synthetic", size=32, count=60)
     known = dict(zip([s.id for s in made.samples], made.batch(made.samples), strict=True))  # type: ignore[misc]
     tags = ("sits", "waves", "tall")
@@ -173,7 +173,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Any]) -> None:
         assert float(found[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
 
 
-# The equations, written out from what the networks say
+# The equations, written out from the networks' outputs
 
 
 def anonymized_by(net: nn.Module, clip: Tensor) -> Tensor:
@@ -647,7 +647,7 @@ def test_what_is_private_can_be_chosen():
 
 
 def test_attributes_that_are_chosen_are_what_is_private():
-    """The videos also say who is seen, which is not asked for."""
+    """The videos also have identities, which are not used."""
     known = TrainingData(DATA, CPU, 0).train.dataset.attributes
     two = known[1], known[0]
     for play in (
@@ -860,7 +860,7 @@ def killed_at(step: int) -> Callable[..., None]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "steps"),
-    [(RECIPE, (2, 3, 5, 6)), (SUPERVISED, (12, 13))],  # before, at and after a border between games
+    [(RECIPE, (2, 3, 5, 6)), (SUPERVISED, (12, 13))],  # before, at and after a border between phases
     ids=["spact", "adversarial"],
 )
 def test_killed_and_resumed_it_is_the_same_run(text, steps, tmp_path):

@@ -23,8 +23,8 @@ def moving(x: float, y: float, length: int) -> list[np.ndarray]:
 
 
 def noises(frames, *arguments, **more) -> np.ndarray:
-    carried = CarriedNoise(*arguments, **{"seed": 0, **more})
-    return np.stack([carried.step(frame) for frame in frames])
+    noise = CarriedNoise(*arguments, **{"seed": 0, **more})
+    return np.stack([noise.step(frame) for frame in frames])
 
 
 def displacement(before: np.ndarray, after: np.ndarray, reach: int = 16) -> tuple[int, int]:
@@ -43,7 +43,7 @@ def alike(a: np.ndarray, b: np.ndarray) -> float:
 
 
 class Known:
-    """An estimator that is told the motion, on a grid half as large as the frame."""
+    """An estimator that is given the motion, on a grid half as large as the frame."""
 
     def __init__(self, x: float, y: float):
         self.flow = np.full((SIZE[0] // 2, SIZE[1] // 2, 2), (x / 2, y / 2), np.float32)
@@ -56,7 +56,7 @@ class Known:
 
 
 @pytest.mark.parametrize("velocity", [(0.3, 0.0), (0.04, -0.5), (3.0, 0.0), (-1.4, 0.7)])
-def test_the_noise_moves_as_far_as_the_flow_says_to_half_a_pixel(velocity):
+def test_the_noise_moves_as_far_as_the_flow_to_half_a_pixel(velocity):
     frames = moving(0, 0, 11 if max(map(abs, velocity)) > 1 else 28)
     noise = noises(frames, estimator=Known(*velocity))
     for t in range(1, len(frames)):
@@ -180,10 +180,10 @@ def test_two_videos_at_once_do_not_meet_and_memory_does_not_grow():
         )
         return sum(held(part, depth - 1) for part in inside) if depth else 0
 
-    carried, sizes = CarriedNoise(), []
+    noise, sizes = CarriedNoise(), []
     for frame in one * 3:
-        carried.step(frame)
-        sizes.append(held(carried))
+        noise.step(frame)
+        sizes.append(held(noise))
     assert sizes[0] > 0 and len(set(sizes[3:])) == 1
 
 
@@ -224,7 +224,7 @@ def test_soft_is_eq_5():
     assert np.abs(blend(image, noise, mask, "soft") - expected).max() < 0.51
 
 
-def test_who_knows_the_noise_undoes_soft_but_not_hard():
+def test_known_noise_undoes_soft_but_not_hard():
     image = view(SCENE, 0, 0, SIZE).astype(float)
     noise = CarriedNoise().step(image.astype(np.uint8))
     share = np.full(SIZE, 0.7, np.float32)
@@ -235,7 +235,7 @@ def test_who_knows_the_noise_undoes_soft_but_not_hard():
     assert found["soft"] > 0.99 and abs(found["hard"]) < 0.02
 
 
-def test_averages_over_time_tell_nothing():
+def test_averages_over_time_reveal_nothing():
     """A fixed camera, with the small differences from frame to frame that every sensor has."""
     still = view(SCENE, 0, 0, SIZE)
     frames = [np.clip(still + RANDOM.normal(0, 4, still.shape), 0, 255).astype(np.uint8) for _ in range(25)]

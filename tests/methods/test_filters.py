@@ -74,7 +74,7 @@ def test_presets(spec, params):
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "words"),
     [
         ("blurr", "did you mean 'blur'"),
         ("", "no method ''"),
@@ -94,10 +94,10 @@ def test_presets(spec, params):
         ("mask:threshold=NaN", "finite"),
     ],
 )
-def test_bad_specs_are_one_sentence(spec, says):
+def test_bad_specs_are_one_sentence(spec, words):
     with pytest.raises(VeilError) as error:
         make(spec)
-    assert says in str(error.value) and "\n" not in str(error.value)
+    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def covered(spec, box, shape):

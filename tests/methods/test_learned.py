@@ -17,11 +17,11 @@ from veil.core import VeilError
 from veil.methods import learned, load, make
 from veil.methods.learned import Learned
 
-pytestmark = pytest.mark.usefixtures("drawn_once")
+pytestmark = pytest.mark.usefixtures("rendered_once")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, drawn_once) -> dict[str, Path]:
+def runs(tmp_path_factory, rendered_once) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     for name, text in RECIPES.items():
         (folder / f"{name}.toml").write_text(text)

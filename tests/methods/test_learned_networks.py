@@ -51,9 +51,9 @@ def test_shape_and_range_are_kept_and_the_input_too(name, training):
     net, clip = make(name).train(training), clips()
     for x in (clip, torch.zeros_like(clip), torch.ones_like(clip)):
         before = x.clone()
-        drawn = net(x)
-        assert drawn.shape == x.shape and drawn.dtype == x.dtype and torch.equal(x, before)
-        assert drawn.isfinite().all() and drawn.min() >= 0 and drawn.max() <= 1
+        output = net(x)
+        assert output.shape == x.shape and output.dtype == x.dtype and torch.equal(x, before)
+        assert output.isfinite().all() and output.min() >= 0 and output.max() <= 1
     with pytest.raises(ValueError, match=r"a clip is \(B, 3, T, H, W\), got \(2, 4, 3, 32, 32\)"):
         net(torch.rand(2, 4, 3, 32, 32))
 
@@ -124,7 +124,7 @@ def test_under_autocast_it_is_about_the_same(name, training):
 
 @pytest.mark.parametrize("name", ["bdq", "bdq of one bit, soft", "elr", "noisy"])
 @torch.inference_mode()
-def test_a_frame_depends_on_the_past_it_says_and_on_no_more(name):
+def test_a_frame_depends_on_its_stated_past_and_on_no_more(name):
     """In a clip whose range is set by other frames, as BDQ shares one among them."""
     net, clip = make(name).eval(), clips(1, 10, 16, 16)
     clip[:, :, 0, 0, 0], clip[:, :, 8, :8], clip[:, :, 9, :8] = 1, 0, 1
@@ -215,7 +215,7 @@ def test_every_clip_has_its_own_range():
         assert video.min() == approx(0) and video.max().item() == approx(15, rel=1e-5)
 
 
-def test_what_stands_still_says_nothing_even_with_less_than_a_step_of_noise():
+def test_what_stands_still_gives_no_signal_even_with_less_than_a_step_of_noise():
     still = clips(1, 1).expand(1, 3, 8, 32, 48)
     assert not BDQ().eval()(still).any()
     assert not BDQ(bits=2).eval()(still + 1e-5 * clips(1, 8)).any()
@@ -288,15 +288,15 @@ def test_low_resolution_is_its_equations():
     assert torch.allclose(blurred, net(naive_blur(clip, 7, 1, 1.0), torch.tensor([1, 1])), atol=1e-5)
 
 
-def test_each_clip_has_the_transform_it_is_told():
+def test_each_clip_has_the_transform_it_is_given():
     net, clip = LowResolution(factor=4).train(), clips(1).expand(3, -1, -1, -1, -1)
     which = torch.tensor([2, 0, 7])
-    told = net(clip, which)
+    chosen = net(clip, which)
     for i, k in enumerate(which):
-        assert torch.allclose(told[i], net(clip[:1], k[None])[0], atol=1e-6)
+        assert torch.allclose(chosen[i], net(clip[:1], k[None])[0], atol=1e-6)
     assert torch.equal(net.eval()(clip), net(clip, torch.zeros(3, dtype=torch.long)))
-    drawn = net.train()(clips(1).expand(40, -1, -1, -1, -1))
-    assert len({round(value, 4) for value in drawn.sum((1, 2, 3, 4)).tolist()}) > 4
+    output = net.train()(clips(1).expand(40, -1, -1, -1, -1))
+    assert len({round(value, 4) for value in output.sum((1, 2, 3, 4)).tolist()}) > 4
     with pytest.raises(ValueError, match=r"which is int64 \(3,\), got torch.int64 \(2,\)"):
         net(clip, torch.tensor([0, 1]))
 
@@ -335,7 +335,7 @@ def test_transforms_are_chosen_one_after_another():
 def small(**named: Any) -> TokenSelection:
     torch.manual_seed(0)
     net = TokenSelection(**{**SMALL, **named})
-    for predictor in net.predictors:  # as if it had learned to tell tokens apart
+    for predictor in net.predictors:  # as if it had learned to distinguish tokens
         nn.init.normal_(predictor.get_submodule("out.4").weight, std=3)  # pyright: ignore[reportArgumentType]
     return net
 
@@ -373,8 +373,8 @@ def test_dropped_tokens_take_no_part():
     assert torch.allclose(first, second, atol=1e-5)
     assert torch.allclose(first, net.blocks[0](x[:, kept], None), atol=1e-5)
     frames, held = x.view(1, 2, 3, 24), keep.view(1, 2, 3)
-    told = [net.predictors[0](z.view(1, 2, 3, 24), held)[held > 0] for z in (frames, other)]
-    assert torch.allclose(told[0], told[1], atol=1e-5)
+    logits = [net.predictors[0](z.view(1, 2, 3, 24), held)[held > 0] for z in (frames, other)]
+    assert torch.allclose(logits[0], logits[1], atol=1e-5)
 
 
 def test_the_predictor_mixes_its_thirds():
@@ -395,7 +395,7 @@ def test_the_predictor_mixes_its_thirds():
 def test_at_rest_the_best_of_every_frame_are_kept_and_the_rest_is_black():
     """Against the same network written with masks, in which nothing is ever taken out."""
     net, clip = small().eval(), clips(2, 6, 48, 64)
-    drawn, masks = net.anonymize(clip)
+    output, masks = net.anonymize(clip)
     x = net.patch_embed["proj"](2 * clip - 1) + net._places((3, 3, 4))
     x = x.flatten(3).permute(0, 2, 3, 1)
     keep = torch.ones(2, 3, 12)
@@ -415,19 +415,19 @@ def test_at_rest_the_best_of_every_frame_are_kept_and_the_rest_is_black():
                 for column in range(4):
                     token = 4 * row + column
                     tube = pixels[b, f, token].view(3, 2, 16, 16) * keep[b, f, token]
-                    there = drawn[b, :, 2 * f : 2 * f + 2, 16 * row :, 16 * column :][..., :16, :16]
+                    there = output[b, :, 2 * f : 2 * f + 2, 16 * row :, 16 * column :][..., :16, :16]
                     assert torch.allclose(there, tube, atol=1e-5)
-    assert torch.equal(net(clip), drawn)
+    assert torch.equal(net(clip), output)
 
 
 def test_in_training_tokens_are_dropped_by_chance_and_for_good():
     net, clip = small().train(), clips(2, 4, 48, 48)
-    drawn, masks = net.anonymize(clip)
+    output, masks = net.anonymize(clip)
     assert [mask.shape for mask in masks] == [(2, 2, 3, 3)] * 3
     for mask in masks:
         assert set(mask.flatten().tolist()) <= {0.0, 1.0} and mask.requires_grad
     assert all((later <= earlier).all() for earlier, later in pairwise(masks))
-    black = drawn.unflatten(4, (3, 16)).unflatten(3, (3, 16)).unflatten(2, (2, 2)).amax((1, 3, 5, 7)) == 0
+    black = output.unflatten(4, (3, 16)).unflatten(3, (3, 16)).unflatten(2, (2, 2)).amax((1, 3, 5, 7)) == 0
     assert torch.equal(black, masks[-1] == 0)
     assert any(not torch.equal(masks[0], net.anonymize(clip)[1][0]) for _ in range(5))
 
@@ -439,7 +439,7 @@ def test_in_training_too_dropped_tokens_are_not_seen():
     for layer in net.blocks.modules():
         if isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, std=0.3)
-    drawn, (mask,) = net.anonymize(clip)
+    output, (mask,) = net.anonymize(clip)
     kept = mask.flatten() > 0
     assert 1 < kept.sum() < len(kept)
     x = net.patch_embed["proj"](2 * clip - 1) + net._places((2, 3, 3))
@@ -447,7 +447,7 @@ def test_in_training_too_dropped_tokens_are_not_seen():
     for block in net.blocks[1:]:
         x = block(x, None)
     tubes = net.head(net.norm(x)).sigmoid().view(-1, 3, 2, 16, 16)
-    there = drawn[0].unflatten(3, (3, 16)).unflatten(2, (3, 16)).unflatten(1, (2, 2))
+    there = output[0].unflatten(3, (3, 16)).unflatten(2, (3, 16)).unflatten(1, (2, 2))
     there = there.permute(1, 3, 5, 0, 2, 4, 6).flatten(0, 2)  # (tokens, 3, 2, 16, 16)
     assert torch.allclose(there[kept], tubes, atol=1e-4)
 
@@ -457,9 +457,9 @@ def test_a_clip_of_which_nothing_is_kept_is_black_and_can_be_learned_from():
     for predictor in net.predictors:
         nn.init.zeros_(predictor.get_submodule("out.4").weight)  # pyright: ignore[reportArgumentType]
         predictor.get_submodule("out.4").bias.data.copy_(torch.tensor([-50.0, 50.0]))  # pyright: ignore
-    drawn, masks = net.anonymize(clips(1, 4, 48, 48))
-    assert not drawn.any() and not any(mask.any() for mask in masks)
-    (drawn.sum() + ratio_loss(masks, net.ratios)).backward()
+    output, masks = net.anonymize(clips(1, 4, 48, 48))
+    assert not output.any() and not any(mask.any() for mask in masks)
+    (output.sum() + ratio_loss(masks, net.ratios)).backward()
     assert all(w.grad is None or w.grad.isfinite().all() for w in net.parameters())
 
 
@@ -509,8 +509,8 @@ def test_the_published_size():
 
 
 def test_feature_distances():
-    drawn = torch.Generator().manual_seed(0)
-    x, y, noise = (torch.randn(n, 5, generator=drawn) for n in (3, 3, 4))
+    rng = torch.Generator().manual_seed(0)
+    x, y, noise = (torch.randn(n, 5, generator=rng) for n in (3, 3, 4))
     naive = sum(
         (a - b) ** 2 for p, q in zip(x.tolist(), y.tolist(), strict=True) for a, b in zip(p, q, strict=True)
     )
@@ -534,9 +534,9 @@ def test_only_what_was_changed_learns_from_a_distance():
 @torch.inference_mode()
 def test_noisy_features_anonymizes_frame_by_frame():
     net, clip = make("noisy").eval(), clips()
-    drawn = net(clip)
+    output = net(clip)
     for t in range(4):
-        assert torch.allclose(drawn[:, :, t], net.net(clip[:, :, t]), atol=1e-5)
+        assert torch.allclose(output[:, :, t], net.net(clip[:, :, t]), atol=1e-5)
 
 
 # Mistakes

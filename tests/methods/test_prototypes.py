@@ -16,11 +16,11 @@ from veil.training.data import TrainingData
 from veil.training.data_config import DataConfig
 
 DATA = DataConfig(options={"count": 60}, size=32, length=8, skip=1, batch=6, augment="none")
-pytestmark = pytest.mark.usefixtures("drawn_once")
+pytestmark = pytest.mark.usefixtures("rendered_once")
 
 
 @pytest.fixture(scope="module")
-def means(drawn_once) -> ActionMeans:
+def means(rendered_once) -> ActionMeans:
     return ActionMeans(TrainingData(DATA, torch.device("cpu"), 0), cell=8)
 
 
@@ -119,7 +119,9 @@ def test_phases_are_sampled_by_their_probability():
     light = torch.randint(0, 12_241, (4000, 16, 2, 2), generator=torch.Generator().manual_seed(0)) / 12_240
     likely = torch.tensor([0.5, 0.0, 0.2, 0.3, 0.0])
     near = -net.phase_temperature * likely.log()
-    net.distances = lambda cells: torch.stack([near, near + 1, near + 1]).expand(len(cells), -1, -1)
+    net.distances = lambda reconstruction: torch.stack([near, near + 1, near + 1]).expand(
+        len(reconstruction), -1, -1
+    )
     net.reconstruct = lambda inputs: inputs[:, 0]
     net.pace.fill_(0)
     with torch.no_grad():
@@ -170,7 +172,7 @@ def test_cells_that_do_not_fit_are_refused(cell):
 
 def test_the_one_that_comes_with_veil_shows_cells_only():
     frames = np.random.default_rng(0).integers(0, 256, (20, 64, 80, 3), np.uint8)
-    drawn = np.concatenate([part.frames for part in make("prototypes", skip=1).stream([frames])])
-    assert drawn.shape == frames.shape
-    assert (drawn[..., 0] == drawn[..., 2]).all()
-    assert np.abs(np.diff(drawn[..., 0].astype(int), axis=2)).max() < 128
+    output = np.concatenate([part.frames for part in make("prototypes", skip=1).stream([frames])])
+    assert output.shape == frames.shape
+    assert (output[..., 0] == output[..., 2]).all()
+    assert np.abs(np.diff(output[..., 0].astype(int), axis=2)).max() < 128

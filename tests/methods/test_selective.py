@@ -55,7 +55,7 @@ def through(spec: str, frames: np.ndarray, **more) -> np.ndarray:
     return np.concatenate([veiled.frames for veiled in make(spec, **more).stream([frames])])
 
 
-def told(spec: str, frames: np.ndarray, **more) -> tuple[list[tuple[Region, ...]], list[float]]:
+def reported(spec: str, frames: np.ndarray, **more) -> tuple[list[tuple[Region, ...]], list[float]]:
     regions, shares = [], []
     for veiled in make(spec, **more).stream([frames]):
         assert veiled.regions is not None and veiled.shares is not None
@@ -112,7 +112,7 @@ def face_at(x: int, y: int = 50) -> tuple[slice, slice]:
 
 @pytest.mark.parametrize(("carry", "moves"), [("recursive", False), ("iid", True)])
 def test_hard_does_not_depend_on_what_it_hides(carry, moves, monkeypatch):
-    """Two videos that differ inside alone come out alike; of motion, which is meant to be told, there is none here."""
+    """Two videos that differ inside alone come out alike; of motion, which is meant to be shown, there is none here."""
     looks(monkeypatch, lambda image, grid: MASK)
     outside = landscape(1, SIZE)
     videos = []
@@ -136,8 +136,8 @@ def test_the_algebraic_attack_undoes_soft_but_not_hard(monkeypatch):
     """(out - s n) / (1 - s), with n known, guessed as the middle of its range, or averaged over the video."""
     looks(monkeypatch, lambda image, grid: np.where(MASK, 0.7, 0))
     frames = still(12, noise=2)
-    carried = CarriedNoise("recursive", "full", 0, Dis("fast"))
-    known = np.stack([carried.step(frame) for frame in frames]).astype(float)
+    noise = CarriedNoise("recursive", "full", 0, Dis("fast"))
+    known = np.stack([noise.step(frame) for frame in frames]).astype(float)
     found = {}
     for mode in ("soft", "hard"):
         out = through("selective", frames, mode=mode, levels="full", **BARE).astype(float)
@@ -151,7 +151,7 @@ def test_the_algebraic_attack_undoes_soft_but_not_hard(monkeypatch):
 
 @pytest.mark.parametrize("carry", ["recursive", "iid", "eq4"])
 @pytest.mark.parametrize("levels", ["hidden", "full"])
-def test_averages_over_time_tell_nothing(carry, levels, monkeypatch):
+def test_averages_over_time_reveal_nothing(carry, levels, monkeypatch):
     looks(monkeypatch, lambda image, grid: np.where(MASK, 0.7, 0))
     frames = still(30, noise=4)
     original = frames.mean(0)[MASK]
@@ -162,11 +162,11 @@ def test_averages_over_time_tell_nothing(carry, levels, monkeypatch):
         return max(abs(alike(guess, original)) for guess in guesses)
 
     assert recovered() < 0.1
-    assert recovered(mode="soft") > 0.15  # so that an attack is told that gets somewhere
+    assert recovered(mode="soft") > 0.15  # so that a successful attack is noticed
 
 
-def test_the_range_tells_the_mean_of_what_is_hidden_and_full_does_not(monkeypatch):
-    """What `levels` lets through, as its description says."""
+def test_the_range_reveals_the_mean_of_what_is_hidden_and_full_does_not(monkeypatch):
+    """What `levels` lets through, as described."""
     looks(monkeypatch, lambda image, grid: MASK)
     dark, bright = (np.clip(still(3) * 0.3 + add, 0, 255).astype(np.uint8) for add in (20, 150))
     means = {
@@ -246,13 +246,13 @@ def test_both_sides_of_a_cut_are_hidden():
 @pytest.mark.parametrize("speed", [0, 3])
 @pytest.mark.parametrize("first", [1, 5, 7])
 def test_who_appears_between_two_looks_is_hidden_from_the_first_frame(first, speed, monkeypatch):
-    monkeypatch.setattr(selective, "NEW_SHARE", 1.0)  # by what the next look tells alone
+    monkeypatch.setattr(selective, "NEW_SHARE", 1.0)  # by the next look alone
     background = landscape()
     places = {t: 30 + speed * (t - first) for t in range(first, 20)}
     frames = np.stack(
         [with_portrait(background, places[t]) if t in places else background for t in range(20)]
     )
-    assert not told("selective:also=none", background[None])[0][0]  # nobody is seen without the person
+    assert not reported("selective:also=none", background[None])[0][0]  # nobody is seen without the person
     hidden = changed(through("selective:also=none,every=8,seed=0", frames), frames)
     for t, x in places.items():
         assert hidden[t][face_at(x)].mean() > 0.97, t
@@ -347,12 +347,12 @@ def test_one_frame():
 @pytest.mark.parametrize("colour", [(0, 0, 0), (128, 128, 128), (255, 255, 255)])
 def test_a_picture_of_one_colour_shows_nobody(hide, colour):
     frames = np.full((9, 60, 80, 3), colour, np.uint8)
-    regions, shares = told("selective", frames, hide=hide)
+    regions, shares = reported("selective", frames, hide=hide)
     assert not any(regions) and not any(shares)
     assert np.array_equal(through("selective", frames, hide=hide), frames)
 
 
-def test_a_black_video_is_told_of(tmp_path):
+def test_a_black_video_is_reported(tmp_path):
     black = clips.video(tmp_path / "black.mp4", [np.zeros((48, 64, 3), np.uint8)] * 6)
     report = veil.anonymize_video(black, tmp_path / "out.mp4")
     assert report.nothing_found == [(0, 5)] and report.hidden == 0
@@ -425,15 +425,15 @@ def test_a_descriptor_without_its_weights_is_refused(tmp_path, monkeypatch):
         make("selective:hide=eyes,descriptor=dino-s9")
 
 
-# What is told
+# What is reported
 
 
 def test_what_a_detector_finds_is_hidden_as_well(monkeypatch):
     looks(monkeypatch, lambda image, grid: np.zeros(grid))
     frames = np.stack([with_portrait(landscape(), 40)] * 6)
-    bare, nothing = told("selective:also=none", frames)
+    bare, nothing = reported("selective:also=none", frames)
     assert not any(bare) and not any(nothing)
-    found, shares = told("selective:also=face", frames)
+    found, shares = reported("selective:also=face", frames)
     assert all({region.kind for region in regions} == {"face"} for regions in found)
     hidden = changed(through("selective:also=face,seed=0", frames), frames)
     assert all(image[face_at(40)].mean() > 0.97 for image in hidden)
@@ -443,7 +443,7 @@ def test_what_a_detector_finds_is_hidden_as_well(monkeypatch):
 def test_shares_are_of_the_pixels_that_change():
     frames = np.stack([with_portrait(landscape(), 20 + 4 * t) for t in range(12)])
     for chosen in ("selective:seed=0", "selective:hide=hair,also=none,seed=0", "selective:hide=eyes,seed=0"):
-        regions, shares = told(chosen, frames)
+        regions, shares = reported(chosen, frames)
         hidden = changed(through(chosen, frames), frames).mean((1, 2))
         assert all(0 < share < 1 for share in shares) and all(regions)
         assert np.abs(hidden - shares).max() < 0.005
@@ -452,7 +452,7 @@ def test_shares_are_of_the_pixels_that_change():
 
 
 @pytest.mark.parametrize("every", [1, 4])
-def test_explained_tells_each_frame_in_order_and_maps_where_it_looked(every):
+def test_explained_reports_each_frame_in_order_and_maps_where_it_looked(every):
     frames = np.stack([with_portrait(landscape(), 20 + 2 * t) for t in range(11)])
     chosen = make("selective:hide=face+hair,seed=0", every=every)
     heard: list[FrameExplanation] = []
@@ -461,7 +461,7 @@ def test_explained_tells_each_frame_in_order_and_maps_where_it_looked(every):
     assert np.array_equal(out, np.stack([one.frame for one in heard]))
     looked = [t for t, one in enumerate(heard) if one.maps is not None]
     assert looked == (list(range(11)) if every == 1 else [0, 4, 8, 10])
-    _, shares = told("selective:hide=face+hair,seed=0", frames, every=every)
+    _, shares = reported("selective:hide=face+hair,seed=0", frames, every=every)
     for one, share in zip(heard, shares, strict=True):
         assert one.hidden.min() >= 0 and one.hidden.max() <= 1
         assert (one.hidden >= 0.5).mean() == pytest.approx(share, abs=0.01)
@@ -503,7 +503,7 @@ def test_nobody_is_recognized(tmp_path: Path):
     assert found.anonymized.probes >= 4 and found.anonymized.recognized == 0 and found.unchanged == 0
 
 
-def test_a_name_that_is_never_found_is_said_and_may_be_an_error(tmp_path, monkeypatch):
+def test_a_name_that_is_never_found_is_reported_and_may_be_an_error(tmp_path, monkeypatch):
     """Though something else was found, and hidden."""
     clips.video(tmp_path / "in.mp4", sample(6, (160, 120)))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

@@ -1,4 +1,4 @@
-"""Kernel ridge regression: its closed form, what it can learn, and what it says where there is nothing to learn."""
+"""Kernel ridge regression: its closed form, what it can learn, and its output where there is nothing to learn."""
 
 import math
 
@@ -43,13 +43,14 @@ def solved(x: Tensor, y: Tensor, choice: int, each: int = 1) -> KernelClassifier
     return net
 
 
-def labelled(frames: np.ndarray, **told: list) -> Videos:
-    """Videos ``(N, F, H, W, 3)`` with what is told of each, by turns for training, validation and test."""
+def labelled(frames: np.ndarray, **labels: list) -> Videos:
+    """Videos ``(N, F, H, W, 3)`` with the labels of each, in turn for training, validation and test."""
     samples = tuple(
-        Sample(f"v{i}", SPLITS[i % 5], **{name: told[name][i] for name in told}) for i in range(len(frames))
+        Sample(f"v{i}", SPLITS[i % 5], **{name: labels[name][i] for name in labels})
+        for i in range(len(frames))
     )
-    people = tuple(map(str, range(max(told.get("identity", [0])) + 1)))
-    attributes = tuple("abc"[: len(told["attributes"][0])]) if "attributes" in told else ()
+    people = tuple(map(str, range(max(labels.get("identity", [0])) + 1)))
+    attributes = tuple("abc"[: len(labels["attributes"][0])]) if "attributes" in labels else ()
     return Videos(torch.from_numpy(frames), samples, "made up", (), attributes, people)
 
 
@@ -61,7 +62,7 @@ def split(whole: Videos) -> tuple[Videos, Videos, Videos]:
 def test_it_is_the_closed_form(choice):
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(12, 5, generator=rng), torch.eye(3)[torch.arange(12) % 3]
-    x[:, 4] = 7  # says nothing
+    x[:, 4] = 7  # carries no information
     new = torch.randn(4, 5, generator=rng)
     gamma, ridge = GAMMAS[choice // len(RIDGES)], RIDGES[choice % len(RIDGES)]
 
@@ -113,11 +114,11 @@ def test_xor_needs_a_kernel_and_a_line_does_not(problem):
     rng = torch.Generator().manual_seed(0)
     mirrors = torch.tensor([[1.0, 1], [1, -1], [-1, 1], [-1, -1]])
     x, new = ((0.5 + torch.rand(2, 75, 1, 2, generator=rng)) * mirrors).flatten(1, 2)
-    right, asked = (((z.prod(1) if problem == "xor" else z[:, 0]) > 0).long() for z in (x, new))
+    right, expected = (((z.prod(1) if problem == "xor" else z[:, 0]) > 0).long() for z in (x, new))
     found = []
     for choice in range(len(GAMMAS) * len(RIDGES)):
         answer = solved(x, torch.eye(2)[right], choice)(dots(new[None]))
-        found.append(float((answer.argmax(1) == asked).float().mean()))
+        found.append(float((answer.argmax(1) == expected).float().mean()))
     line, curved = max(found[: len(RIDGES)]), max(found[len(RIDGES) :])
     assert curved > 0.95 and (line <= 0.75 if problem == "xor" else line > 0.95), found
 
@@ -134,15 +135,15 @@ def noisy(count: int, frames: int = 8, size: int = 20, seed: int = 0) -> tuple[n
     """Videos of faint noise in which the brightness of a corner depends on the identity, one of three."""
     rng = np.random.default_rng(seed)
     videos = rng.normal(128, 6, (count, frames, size, size, 3))
-    who = [i % 7 % 3 for i in range(count)]
-    videos[:, :, :12, :12] += np.array([-30, 0, 30])[who][:, None, None, None, None]
-    return videos.clip(0, 255).astype(np.uint8), who
+    identity = [i % 7 % 3 for i in range(count)]
+    videos[:, :, :12, :12] += np.array([-30, 0, 30])[identity][:, None, None, None, None]
+    return videos.clip(0, 255).astype(np.uint8), identity
 
 
 @pytest.mark.parametrize("sees", ["frames", "clips"])
 def test_saved_and_restored_it_answers_the_same(sees, tmp_path):
-    videos, who = noisy(100)
-    train, val, test = split(labelled(videos, identity=who))
+    videos, identity = noisy(100)
+    train, val, test = split(labelled(videos, identity=identity))
     trained = train_recognizer(RecognizerSpec("kernel", sees), "identity", train, val, budget=BUDGET)
     assert trained.score(test)[0].value > 0.9 and not trained.underfitted
     assert trained.constant == pytest.approx(math.log(3), abs=0.1)
@@ -158,15 +159,15 @@ def test_saved_and_restored_it_answers_the_same(sees, tmp_path):
 
 def test_motion_is_seen_without_what_stands_still():
     """Of a still video, which is one frame over and over, no motion is left: the answer is always the same."""
-    videos, who = noisy(150)
+    videos, identity = noisy(150)
     videos[:] = videos[:, :1]
     brighter = videos.astype(float)
-    for video, person in zip(brighter, who, strict=True):  # each brightens somewhere else
+    for video, person in zip(brighter, identity, strict=True):  # each brightens somewhere else
         rows = slice(6 * person, 6 * person + 6)
         video[:, rows, 8:] += 12 * (np.arange(8) - 3.5)[:, None, None, None]
     found = []
     for frames in (videos, brighter.clip(0, 255).astype(np.uint8)):
-        train, val, test = split(labelled(frames, identity=who))
+        train, val, test = split(labelled(frames, identity=identity))
         budget = TrainingBudget(batch=16, clip_length=8)
         trained = train_recognizer(RecognizerSpec("kernel", "motion"), "identity", train, val, budget=budget)
         found.append(trained.score(test)[0])
@@ -197,8 +198,8 @@ def test_attributes():
 
 
 def test_somebody_who_is_missing_in_training_is_never_named():
-    videos, who = noisy(100)
-    whole = labelled(videos, identity=who)
+    videos, identity = noisy(100)
+    whole = labelled(videos, identity=identity)
     train, val, test = split(whole)
     train = train.of(lambda sample: sample.identity != 1)
     trained = train_recognizer(CLIPS, "identity", train, val, budget=BUDGET)
@@ -210,8 +211,8 @@ def test_somebody_who_is_missing_in_training_is_never_named():
 
 
 def test_a_single_frame():
-    videos, who = noisy(150, frames=1, size=12)
-    train, val, test = split(labelled(videos, identity=who))
+    videos, identity = noisy(150, frames=1, size=12)
+    train, val, test = split(labelled(videos, identity=identity))
     for sees in ("frames", "clips"):
         trained = train_recognizer(RecognizerSpec("kernel", sees), "identity", train, val, budget=BUDGET)
         assert trained.logits(test.frames).shape == (30, 1, 3)
@@ -222,11 +223,13 @@ def test_a_single_frame():
 @pytest.mark.parametrize("sees", ["frames", "clips", "motion"])
 def test_blackened_video_is_answered_by_chance(target, sees):
     black = np.zeros((60, 4, 12, 12, 3), np.uint8)
-    who = [i % 7 % 3 for i in range(60)]
-    told = (
-        {"identity": who} if target == "identity" else {"attributes": [(i % 2.0, i // 2 % 2.0) for i in who]}
+    identity = [i % 7 % 3 for i in range(60)]
+    labels = (
+        {"identity": identity}
+        if target == "identity"
+        else {"attributes": [(i % 2.0, i // 2 % 2.0) for i in identity]}
     )
-    train, val, test = split(labelled(black, **told))
+    train, val, test = split(labelled(black, **labels))
     trained = train_recognizer(RecognizerSpec("kernel", sees), target, train, val, budget=BUDGET)
     answers = trained.probabilities(test.frames)
     assert np.isfinite(answers).all() and np.ptp(answers, axis=0).max() == 0  # one and the same
@@ -235,9 +238,9 @@ def test_blackened_video_is_answered_by_chance(target, sees):
     assert trained.underfitted and trained.loss == pytest.approx(trained.constant, rel=1e-3)
 
 
-def test_too_many_samples_are_drawn_by_the_seed(monkeypatch):
-    videos, who = noisy(100)  # 60 for training
-    train, val, _ = split(labelled(videos, identity=who))
+def test_too_many_samples_are_sampled_by_the_seed(monkeypatch):
+    videos, identity = noisy(100)  # 60 for training
+    train, val, _ = split(labelled(videos, identity=identity))
     frames = RecognizerSpec("kernel", "frames")
     budget = TrainingBudget(batch=16, views=8)
 
@@ -255,8 +258,8 @@ def test_too_many_samples_are_drawn_by_the_seed(monkeypatch):
 
 
 def test_it_takes_no_weights():
-    videos, who = noisy(50)
-    train, val, _ = split(labelled(videos, identity=who))
+    videos, identity = noisy(50)
+    train, val, _ = split(labelled(videos, identity=identity))
     with refuses("audit-weights-unused"):
         train_recognizer(CLIPS, "identity", train, val, budget=BUDGET, weights="kernel.pth")
 
@@ -268,8 +271,8 @@ def faint(people: int = 6, videos: int = 240, frames: int = 8, size: int = 32) -
     far = np.fft.fftfreq(size)
     smooth = np.exp(-150 * (far[:, None, None] ** 2 + far[None, :, None] ** 2))
     made = np.empty((videos, frames, size, size, 3))
-    who = [i // 5 % people for i in range(videos)]
-    for video, person in zip(made, who, strict=True):
+    identity = [i // 5 % people for i in range(videos)]
+    for video, person in zip(made, identity, strict=True):
         cloud = np.fft.ifft2(
             np.fft.fft2(rng.normal(size=(size, size, 3)), axes=(0, 1)) * smooth, axes=(0, 1)
         ).real
@@ -278,7 +281,7 @@ def faint(people: int = 6, videos: int = 240, frames: int = 8, size: int = 32) -
             frame[:] = 128 + np.roll(cloud, rng.integers(-10, 11, 2), (0, 1))
         video[:, :8, :8] += patterns[person][:, :, None]
     made += rng.normal(0, 1, made.shape)
-    return labelled(np.rint(made).clip(0, 255).astype(np.uint8), identity=who)
+    return labelled(np.rint(made).clip(0, 255).astype(np.uint8), identity=identity)
 
 
 @pytest.mark.slow
@@ -302,8 +305,8 @@ def test_what_is_faint_and_stays_in_one_place_is_found_by_the_kernel_alone():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_it_answers_the_same():
-    videos, who = noisy(100)
-    train, val, test = split(labelled(videos, identity=who))
+    videos, identity = noisy(100)
+    train, val, test = split(labelled(videos, identity=identity))
     one, two = (
         train_recognizer(CLIPS, "identity", train, val, budget=BUDGET, device=where)
         for where in ("cpu", "cuda")

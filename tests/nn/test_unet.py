@@ -56,7 +56,7 @@ def test_published_number_of_parameters_of_the_unet():
 def test_published_number_of_parameters_of_the_unet_plus_plus():
     with torch.device("meta"):
         net, stage = UNetPlusPlus(), resnet18().layer4
-    # segmentation-models-pytorch 0.6.0 says 13,898,787 of UnetPlusPlus("resnet18", encoder_depth=4,
+    # segmentation-models-pytorch 0.6.0 counts 13,898,787 for UnetPlusPlus("resnet18", encoder_depth=4,
     # decoder_channels=(256, 128, 64, 32), classes=3): 11,176,512 of the encoder, with its unused stage, and 2,721,408
     # of the decoder.
     assert count(net) == 13_898_787 - count(stage)

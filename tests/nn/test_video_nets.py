@@ -1,4 +1,4 @@
-"""Video networks have the published layout, load published files, and judge every clip alone."""
+"""Video networks have the published layout, load published files, and treat every clip alone."""
 
 import pytest
 import torch

@@ -185,7 +185,7 @@ def test_shipped_lite0_is_what_the_recipe_makes():
     assert again.fingerprint == shipped.fingerprint and np.allclose(again(image), shipped(image), atol=1e-6)
 
 
-def test_every_kind_says_from_where_on_places_are_alike():
+def test_every_kind_states_from_where_on_places_are_alike():
     assert all(0 < kind.alike < 1 for kind in DESCRIPTORS.values())
 
 

@@ -250,9 +250,9 @@ def test_built_in_templates_are_clicks_in_their_pictures():
 def test_figures_are_those_of_the_synthetic_world():
     from veil.data.synthetic.generator import VideoGenerator
 
-    drawn = VideoGenerator(0, 448).render([1, 2, 5, 3], length=1)[0][:, 0].numpy()
+    rendered = VideoGenerator(0, 448).render([1, 2, 5, 3], length=1)[0][:, 0].numpy()
     corners = ((118, 170), (20, 150), (150, 130), (118, 200))
-    tiles = [f[y : y + 220, x : x + 220] for f, (x, y) in zip(drawn, corners, strict=True)]
+    tiles = [f[y : y + 220, x : x + 220] for f, (x, y) in zip(rendered, corners, strict=True)]
     shipped = pictures.built_in("people").astype(int)
     assert np.abs(shipped - np.concatenate(tiles, 1)).mean() < 1
 
@@ -375,12 +375,12 @@ def test_built_in_face_is_found_in_other_people(file, box):
 
 
 def veil(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Run `veil template …`; the exit code, and what it says."""
+    """Run `veil template …`; the exit code, and its output."""
     with pytest.raises(SystemExit) as done:
         main(["template", *map(str, arguments)])
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err
-    return int(done.value.code or 0), said.out, said.err
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err
+    return int(done.value.code or 0), printed.out, printed.err
 
 
 @pytest.fixture
@@ -396,14 +396,14 @@ def test_commands_from_adding_to_removing(file, tmp_path, capsys, home):
         "",
     )
     PIL.Image.fromarray(np.asarray(PIL.Image.open(file))[::-1]).save(tmp_path / "over.png")
-    code, said, _ = veil(capsys, "add", "square", tmp_path / "over.png", "--at", "90,20", "--extend")
-    assert code == 0 and said == "square: 3 clicks in 2 pictures, compared by lite0.\n"
-    code, said, _ = veil(capsys, "list")
-    rows = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line}
+    code, printed, _ = veil(capsys, "add", "square", tmp_path / "over.png", "--at", "90,20", "--extend")
+    assert code == 0 and printed == "square: 3 clicks in 2 pictures, compared by lite0.\n"
+    code, printed, _ = veil(capsys, "list")
+    rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line}
     assert code == 0 and rows["square"] == ["own", "lite0", "3", "over.png,", "squares[1].png"]
     assert rows["lips"] == ["built", "in", "any", "2", "astronaut"]
     assert rows["body"] == ["arm,", "hand,", "leg,", "torso"]
-    assert "hair, face, skin, clothes, body, person" in said
+    assert "hair, face, skin, clothes, body, person" in printed
     sheet = tmp_path / "shown.png"
     for arguments in (("square",), ("square", file, tmp_path / "over.png"), ("hand",), ("face", file)):
         assert veil(capsys, "show", *arguments, "-o", sheet) == (0, f"{sheet}\n", "")
@@ -439,8 +439,8 @@ def test_commands_refuse_in_one_line_that_names_the_value(file, tmp_path, capsys
         (("remove", "hand"), "'hand'"),
     ]
     for arguments, value in rows:
-        code, _, said = veil(capsys, *arguments)
-        assert code == 2 and value in said and len(said.splitlines()) == 1, (arguments, said)
+        code, _, printed = veil(capsys, *arguments)
+        assert code == 2 and value in printed and len(printed.splitlines()) == 1, (arguments, printed)
     assert [path.name for path in home.iterdir()] == ["broken.safetensors"]
     assert not (tmp_path / "a.png").exists() and "damaged" in veil(capsys, "list")[1]
 
@@ -453,5 +453,5 @@ def test_a_picture_of_16_bits_is_read_whole(photo, tmp_path):
 
 def test_show_does_not_replace_a_picture_unasked(file, capsys):
     before = file.read_bytes()
-    code, _, told = veil(capsys, "show", "eyes", file, "-o", file)
-    assert code == 2 and "exists already" in told and file.read_bytes() == before
+    code, _, printed = veil(capsys, "show", "eyes", file, "-o", file)
+    assert code == 2 and "exists already" in printed and file.read_bytes() == before

@@ -1,4 +1,4 @@
-"""No flash: a thing that is found in some frames is covered in all of them; and looking costs what the budget says."""
+"""No flash: a thing that is found in some frames is covered in all of them; and detection keeps to the budget."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ FACE = RANDOM.integers(0, 256, (8, 8, 3)).repeat(5, 0).repeat(5, 1).astype(np.ui
 
 
 class Fake:
-    """Finds the square where it is, except in the frames in which it is told to miss it."""
+    """Finds the square where it is, except in the frames in which it is made to miss it."""
 
     def __init__(self, misses=(), local=False, score=0.9):
         self.misses, self.local, self.score, self.looks = set(misses), local, score, []

@@ -64,7 +64,7 @@ def test_numbers_are_those_of_the_rows(staged):
     assert "| chance |" in words(staged, "protocols/utd-mhad.md")
 
 
-def test_what_was_not_run_is_told(tmp_path):
+def test_what_was_not_run_is_listed(tmp_path):
     assert docs_site.measured(tmp_path, "SPAct") == "Not run yet on UTD-MHAD: SPAct."
     assert docs_site.measured_features(tmp_path, "ours; paper") == "Not run yet: ours; paper."
     assert docs_site.protocol(tmp_path, "utd-mhad").startswith("Nothing was evaluated")
@@ -80,10 +80,10 @@ def test_the_code_shown_is_the_code_that_runs(staged):
     assert (ROOT / "examples" / "own_method.py").read_text() in words(staged, "add-a-method.md")
 
 
-def test_all_public_names_and_commands_are_told(staged):
+def test_all_public_names_and_commands_are_listed(staged):
     api = (ROOT / "docs" / "api.md").read_text()
     assert all(f"veil.{name}" in api for name in veil.__all__)
-    for name in re.findall(r"^::: ([\w.]+)", api, re.M):  # each is there, and says what it is
+    for name in re.findall(r"^::: ([\w.]+)", api, re.M):  # each exists, and has a docstring
         module, _, thing = name.rpartition(".")
         assert hasattr(importlib.import_module(module), thing) or importlib.import_module(name), name
     commands = re.findall(r"^## veil (\w+)", words(staged, "commands.md"), re.M)
@@ -108,7 +108,7 @@ def test_commands_on_the_pages_are_understood():
         for line in re.findall(
             r"^(?:    |python examples/own_method\.py )?(veil .*)$", page.read_text(), re.M
         ):
-            command = re.split(r"  +| #", line)[0]  # what is said about it stands beside it
+            command = re.split(r"  +| #", line)[0]  # a description stands beside it
             try:
                 parsed(command)
             except CycloptsError as error:
@@ -155,7 +155,7 @@ def small(tmp_path) -> Path:
 
 
 @zensical
-def test_a_site_is_built_or_an_error_tells_why(small):
+def test_a_site_is_built_or_an_error_states_why(small):
     output = small / "out" / "site"
     site = docs_site.build(small, output)
     page = (site / "index.html").read_text()
@@ -182,7 +182,7 @@ def test_a_site_is_built_or_an_error_tells_why(small):
         ("two.md", None, "the navigation names two.md, which is not there"),
     ],
 )
-def test_what_is_wrong_in_a_page_is_told(small, tmp_path, page, text, why):
+def test_what_is_wrong_in_a_page_is_reported(small, tmp_path, page, text, why):
     if text is None:
         (small / "docs" / page).unlink()
     else:
@@ -207,7 +207,7 @@ def test_what_is_wrong_in_a_page_is_told(small, tmp_path, page, text, why):
         ),
     ],
 )
-def test_what_is_wrong_in_a_built_site_is_told(tmp_path, html, why):
+def test_what_is_wrong_in_a_built_site_is_reported(tmp_path, html, why):
     (tmp_path / "one.html").write_text(html)
     (tmp_path / "two.html").write_text('<h1 id="there">Two</h1>')
     wrong = docs_site.check(tmp_path)
@@ -217,9 +217,9 @@ def test_what_is_wrong_in_a_built_site_is_told(tmp_path, html, why):
 @zensical
 def test_equations_and_docstrings():
     markdown = pytest.importorskip("tools.docs_markdown")
-    drawn = markdown.fence("\\begin{aligned} a &= \\frac{1}{2} \\end{aligned}", "math", "math", {}, None)
-    assert "<mfrac>" in drawn and "<mtable" in drawn
-    with pytest.raises(Exception, match="cannot be drawn"):
+    mathml = markdown.fence("\\begin{aligned} a &= \\frac{1}{2} \\end{aligned}", "math", "math", {}, None)
+    assert "<mfrac>" in mathml and "<mtable" in mathml
+    with pytest.raises(Exception, match="cannot be converted"):
         markdown.fence("\\unheard{a}", "math", "math", {}, None)
     text = "What it does::\n\n    a = b\n\nname   what it is\nother  what that is\n\n>>> 1 + 1\n2"
     assert markdown.as_markdown(text) == (

@@ -1,4 +1,4 @@
-"""Recipes: what a file says, what it may not say, and that it says the same after being written."""
+"""Recipes: what a file may hold and may not, and that writing and reading it changes nothing."""
 
 import json
 import math
@@ -216,12 +216,12 @@ def test_what_is_written_reads_the_same(tmp_path):
     assert to_toml(DataConfig("a", 2)) == 'name = "a"\nsteps = 2\n'
 
 
-def test_the_schema_tells_a_form_what_it_needs():
-    told = schema(Recipe)
-    assert told["required"] == ["epochs"] and told["properties"]["epochs"]["minimum"] == 1
-    assert told["properties"]["net"]["enum"] == ["unet", "unet++"]
-    assert told["$defs"]["Optim"]["properties"]["lr"]["description"] == "learning rate"
-    json.dumps(told)
+def test_the_schema_has_what_a_form_needs():
+    found = schema(Recipe)
+    assert found["required"] == ["epochs"] and found["properties"]["epochs"]["minimum"] == 1
+    assert found["properties"]["net"]["enum"] == ["unet", "unet++"]
+    assert found["$defs"]["Optim"]["properties"]["lr"]["description"] == "learning rate"
+    json.dumps(found)
 
 
 def test_reading_a_recipe_never_loads_torch():

@@ -48,7 +48,7 @@ SOME_COLOURS = np.array(
 
 
 def figure(seed: int, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """A made-up person whose parts have each their own colour, and the labels."""
+    """A synthetic person whose parts have each their own colour, and the labels."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
     top, left, tall = rng.uniform(0.05, 0.2) * height, rng.uniform(0.35, 0.65) * width, 0.75 * height
@@ -279,6 +279,6 @@ def test_training_learns_and_leaves_what_can_be_exported(folder: Path, tmp_path:
     assert Parts(tmp_path / "small.onnx").thresholds == metadata["thresholds"]
 
 
-def test_how_long_to_train_must_be_said(folder: Path, tmp_path: Path):
+def test_the_length_of_training_is_required(folder: Path, tmp_path: Path):
     with refuses("training-length"):
         next(train_parts(folder, tmp_path, device="cpu"))

@@ -42,7 +42,7 @@ STEPS = {
     "noisy": ["warmup", "anonymize", "anonymize"],
 }  # of other methods, one of each
 SECTIONS = {"data", "anonymizer", "utility", "budget", "schedule", "seed"}
-pytestmark = pytest.mark.usefixtures("drawn_once")
+pytestmark = pytest.mark.usefixtures("rendered_once")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def data(tmp_path_factory):
         path = spare / f"{number}-{frames}.mp4"
         if not path.exists():
             small = chance.integers(0, 256, (frames, 6, 8, 3), np.uint8)
-            layouts.footage(path, np.kron(small, np.ones((1, 6, 6, 1), np.uint8)))
+            layouts.write_video(path, np.kron(small, np.ones((1, 6, 6, 1), np.uint8)))
         return path
 
     @cache
@@ -239,8 +239,8 @@ def test_every_row_of_the_papers_has_its_recipe_or_command():
             assert table.partition(" ")[2] in text and reported in text, name
             trained.add(linked[1])
         else:
-            for said in re.findall(r"`([^`]+)`", how):
-                asked(said)
+            for audit in re.findall(r"`([^`]+)`", how):
+                audited_run(audit)
     assert trained == {path.name for path in PAPERS}
     assert "None was run here" in (PAPER / "README.md").read_text()
 
@@ -262,17 +262,17 @@ def test_a_paper_header_states_command_and_reported_scores(path):
     assert words[:5] == ["veil", "train", f"recipes/paper/{path.name}", "-o", f"runs/{path.stem}"]
     audits = [line.removeprefix("#").strip() for line in header if line.startswith("#   veil audit")]
     assert audits
-    for said in audits:
-        assert asked(said) == f"runs/{path.stem}"
+    for audit in audits:
+        assert audited_run(audit) == f"runs/{path.stem}"
 
 
 @pytest.mark.parametrize("page", ["learned", "protocols/utd-mhad", "protocols/ucf-sports-utkface"])
-def test_commands_for_novel_labels_train_with_some_and_judge_by_others(page):
-    said = re.findall(
+def test_commands_for_novel_labels_train_with_some_and_audit_others(page):
+    commands = re.findall(
         r"^    (veil (?:train|audit) .*)$", (FOLDER.parent / "docs" / f"{page}.md").read_text(), re.M
     )
     pairs = 0
-    for train, audit in pairwise(map(shlex.split, said)):
+    for train, audit in pairwise(map(shlex.split, commands)):
         if train[1] != "train" or audit[:3] != ["veil", "audit", train[4]]:
             continue
         recipe, sets = FOLDER.parent / train[2], train[6::2]
@@ -281,15 +281,15 @@ def test_commands_for_novel_labels_train_with_some_and_judge_by_others(page):
         for flag, learned in labels.items():
             assert bool(learned) == (flag in audit)
             if learned:
-                judged = audit[audit.index(flag) + 1 :]
-                assert len(judged) > 1 and not {*judged} & {*learned}
+                audited = audit[audit.index(flag) + 1 :]
+                assert len(audited) > 1 and not {*audited} & {*learned}
                 pairs += 1
     assert pairs
 
 
-def asked(said: str) -> str:
+def audited_run(audit: str) -> str:
     """The method of an audit whose other words are checked."""
-    words = shlex.split(said)
+    words = shlex.split(audit)
     assert words[:2] == ["veil", "audit"] and words[-2:] == ["--suite", "full"]
     method, given = words[2], dict(zip(words[3::2], words[4::2], strict=True))
     assert given["--data"] in DATASETS and given.get("--private", "vispr") == "vispr"
