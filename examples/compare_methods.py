@@ -1,4 +1,4 @@
-"""Compare methods by attacking them: which actions and which identities are still recognised?
+"""Compare methods by attacking them: which actions and which identities are still recognized?
 
     python examples/compare_methods.py
 
