@@ -91,7 +91,7 @@ def extract_videos(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Extracted:
-    """Add the features of videos to a store, which is network where there is none.
+    """Add the features of videos to a store, which is made where there is none.
 
     Videos are ``inputs`` (files, folders, patterns), with ``labels`` from a table; or they are the dataset ``data`` in the
     folder ``root``.
