@@ -22,6 +22,7 @@ def parts(bank):
     return [bank.split(name) for name in ("train", "val", "test")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", PROBES)
 def test_each_probe_finds_what_is_there_and_nothing_in_noise(probe):
     bank = made_bank(videos=240, clips=2)
@@ -33,6 +34,7 @@ def test_each_probe_finds_what_is_there_and_nothing_in_noise(probe):
     assert train_probe(probe, "identity", *parts(noise), budget=QUICK).score.value < 0.55
 
 
+@pytest.mark.slow
 def test_probes_answer_for_attributes_and_groups_too():
     from dataclasses import replace
 
@@ -103,6 +105,7 @@ def test_long_videos_are_scored():
     assert 0 <= scored.score.value <= 1 and scored.score.chance == 0.5
 
 
+@pytest.mark.slow
 def test_a_reconstruction_reveals_the_identity():
     bank = made_bank(videos=120)
     rng = torch.Generator().manual_seed(0)
