@@ -1103,7 +1103,7 @@ def test_a_stream_that_begins_anywhere_and_is_damaged_is_read(camera: bytes) -> 
 def test_a_silent_stream_can_be_stopped(tmp_path: Path, camera: bytes, monkeypatch) -> None:
     monkeypatch.setattr(decoding, "TIMEOUT", 120.0)
     with stream(camera, hang=True) as url:
-        source, count = open_source(url), 0
+        source, count, stopped = open_source(url), 0, 0.0
         with open_sink(tmp_path / "out.mp4", source.info) as sink:
             for window in source.windows():
                 sink.write(window.frames, window.times)
