@@ -127,7 +127,7 @@ def validation_message(error: Mapping[str, Any]) -> str:
     """One of pydantic's errors (an entry of `ValidationError.errors()`) in plain words, without the value."""
     expected = _EXPECTED.get(error["type"])
     if expected is not None:
-        return expected.format(*error.get("ctx", {}).values())
+        return expected.format(*(f"{limit:g}" for limit in error.get("ctx", {}).values() if "{}" in expected))
     return error["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
 
 
