@@ -1,5 +1,6 @@
 """Veil against deface on the same files, both as command lines, end to end, on this machine.
 
+    pip install deface
     python bench/faces.py VIDEO... [--rounds 3] [--json FILE]
 
 For each file the two programs run in turn, `--rounds` times, each with its defaults; the ratio of their frame rates
@@ -51,8 +52,8 @@ def timed(command: list[str]) -> Cost:
 
 def hidden_by_deface(video: Path) -> Iterator[np.ndarray]:
     """For each frame, the pixels that deface changes with its defaults: its own code, on a picture of noise."""
-    from deface.centerface import CenterFace
-    from deface.deface import anonymize_frame
+    from deface.centerface import CenterFace  # pyright: ignore[reportMissingImports]
+    from deface.deface import anonymize_frame  # pyright: ignore[reportMissingImports]
 
     find, noise = CenterFace(), None
     for image in images(video):
