@@ -1,6 +1,9 @@
 """The Python verb, and the promises of the path: every frame once, all or nothing."""
 
 import json
+import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +93,25 @@ def test_a_method_that_fails_leaves_nothing(fault, error, video, tmp_path):
             preview=tmp_path / "p.jpg",
         )
     assert [path.name for path in tmp_path.iterdir()] == ["in.mp4"]
+
+
+def test_an_interrupt_that_a_library_swallows_still_breaks_off(video, tmp_path):
+    class Swallowing(Anonymizer):
+        def stream(self, windows):
+            for number, frames in enumerate(windows):
+                if number == 0:
+                    with suppress(KeyboardInterrupt):
+                        os.kill(os.getpid(), signal.SIGINT)
+                yield Veiled(frames * 0, None)
+
+        def params(self):
+            return {}
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        veil.anonymize_video(video, tmp_path / "out.mp4", Swallowing())
+    assert [path.name for path in tmp_path.iterdir()] == ["in.mp4"]
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_paths_and_names_alike(video, tmp_path):

@@ -7,9 +7,10 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 from veil.apps.explain import ExplanationFolder
@@ -76,7 +77,7 @@ def anonymize_video(
         writing = files.enter_context(sink)
         counted = ReportBuilder(reading.info, anonymizer.targets())
         begun = time.monotonic()
-        with _finish_on_interrupt(reading):
+        with _interruptible(reading) as check:
             for (frames, regions, shares), times in _veiled(anonymizer, reading, why):
                 seconds = [float(t.pts * reading.info.time_base) for t in times]
                 # Before the sink has them: it may still be reading the frames when it has returned.
@@ -88,6 +89,7 @@ def anonymize_video(
                 writing.write(frames, times)
                 if progress:
                     progress(counted.frames, reading.info.frames)
+                check()
         if require_match and (not counted.matched or counted.missing):
             raise _nothing_found(source, counted)
         result = counted.report(
@@ -149,22 +151,37 @@ def _nothing_found(source: str | Path, counted: ReportBuilder) -> VeilError:
 
 
 @contextmanager
-def _finish_on_interrupt(source: VideoSource) -> Iterator[None]:
-    """Ctrl-C ends a live source, and with it the file, cleanly; a second one, or one for a file, breaks off."""
-    if not source.live or threading.current_thread() is not threading.main_thread():
-        yield
+def _interruptible(source: VideoSource) -> Iterator[Callable[[], None]]:
+    """Ctrl-C ends a live source, and with it the file, cleanly; a second one, or one for a file, breaks off.
+
+    Yields a check, which repeats a signal whose exception was lost: raised inside a callback of a library, it is ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
         return
-    before = signal.getsignal(signal.SIGINT)
+    numbers = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]
+    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    received: list[int] = []
 
-    def stop(*_: object) -> None:
-        signal.signal(signal.SIGINT, before)
-        source.stop()
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and source.live:
+            signal.signal(number, before[number])
+            source.stop()
+        else:
+            received.append(number)
+            before[number](number, frame)
 
-    signal.signal(signal.SIGINT, stop)
+    def check() -> None:
+        if received:
+            before[received[-1]](received[-1], None)
+
     try:
-        yield
+        for number in before:
+            signal.signal(number, handle)
+        yield check
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _all_different(source: str | Path, written: list[Path], folder: Path | None = None) -> None:
