@@ -18,6 +18,11 @@ if (
 ):  # before torch is loaded: workers that spin for each other's cores take ten times as long
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in a background job of a script; commands would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 needs_shared = pytest.mark.skipif(
