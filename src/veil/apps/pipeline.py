@@ -179,6 +179,7 @@ def _interruptible(source: VideoSource) -> Iterator[Callable[[], None]]:
         for number in before:
             signal.signal(number, handle)
         yield check
+        check()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
