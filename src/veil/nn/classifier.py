@@ -7,6 +7,7 @@ weights do. Inputs are standardized with the mean and deviation of the registry;
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ RGB = tuple[float, float, float]
 HALVES: tuple[RGB, RGB] = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)  # mean and deviation
 
 
-class Classifier(nn.Module):
+class Classifier(nn.Module, ABC):
     """A network from images or clips to logits ``(B, K)``, by way of features ``(B, dim)``."""
 
     dim: int
@@ -29,9 +30,9 @@ class Classifier(nn.Module):
     dropout: float = 0.0  # of the features, in training
     loaded: int = 0  # how many tensors came from a file or a hub
 
+    @abstractmethod
     def features(self, x: Tensor) -> Tensor:
         """Features ``(B, dim)`` of images ``(B, 3, H, W)`` or clips ``(B, 3, T, H, W)``."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(B, K)``."""

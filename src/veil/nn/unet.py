@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -25,14 +26,14 @@ from veil.nn.published import load_published
 Activation = Literal["sigmoid", "none"]
 
 
-class ImageToImage(nn.Module):
+class ImageToImage(nn.Module, ABC):
     """Images ``(B, 3, H, W)`` in [0, 1] to images of the same shape and range."""
 
     stride: int  # pixels per pixel of its coarsest feature map, along each side
 
+    @abstractmethod
     def forward_aligned(self, x: Tensor) -> Tensor:
         """The result for images whose height and width are multiples of the stride."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         """The result for images of any size."""

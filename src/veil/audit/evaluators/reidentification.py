@@ -31,7 +31,7 @@ class GalleryData:
 
     @cached_property
     def comparison(self) -> Comparison:
-        """Everybody of the gallery, in raw and anonymized video."""
+        """Every person of the gallery, in raw and anonymized video."""
         embedder = FaceEmbedder() if self.by == "face" else BodyEmbedder()
         return compare_folders(self.raw, self.anonymized, self.gallery, embedder, progress=self.progress)
 

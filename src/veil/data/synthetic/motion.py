@@ -1,6 +1,6 @@
 """Motion of synthetic people: actions as key poses, an individual gait, and a skeleton.
 
-An action is a table of key poses, eight per cycle, in degrees. Everybody starts from the same standing pose and eases
+An action is a table of key poses, eight per cycle, in degrees. Everyone starts from the same standing pose and eases
 into the action, so that the first frame does not reveal it. A `Gait` modifies the table when its owner walks or runs;
 nothing else about a person does.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -15,15 +16,15 @@ from veil.nn.classifier import HALVES
 LENGTH = 16  # frames of a clip, in the paper and here
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, ABC):
     """What an encoder is made of: standardised clips of the right length and size to tokens."""
 
     dim: int
     ignored: tuple[str, ...] = ()  # prefixes of tensors in published files that the encoder does not use
 
+    @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """Tokens ``(B, N, dim)`` of clips ``(B, 3, T, H, W)``."""
-        raise NotImplementedError
 
     def pool(self, tokens: Tensor) -> Tensor:
         """One vector ``(B, dim)`` a clip."""
