@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,6 +18,7 @@ from veil.audit import result as results
 from veil.audit.result import Result
 from veil.core import VeilError, io_errors
 from veil.media import folders
+from veil.media.draft import Draft
 
 LAYOUT = 2  # of the entries; another number makes all of them stale
 
@@ -62,9 +62,8 @@ class AuditCache:
 
     def save(self, place: Path, result: Result) -> None:
         """Write a result without its pictures."""
-        beside = place.with_suffix(f".{os.getpid()}.part")
-        results.save(result, beside)
-        beside.replace(place)
+        with Draft(place, overwrite=True, sync=False) as draft:
+            results.save(result, draft.path)
 
     def load(self, place: Path) -> Result | None:
         """A cached result, without pictures; None where there is none that can be read."""

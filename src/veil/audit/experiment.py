@@ -6,7 +6,6 @@ them, and cached.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +21,7 @@ from veil.audit.recognition import RecognizerSpec, TrainedRecognizer, TrainingBu
 from veil.audit.recognizer_training import train_recognizer
 from veil.audit.result import Encoding, Knowledge, Role, Row
 from veil.audit.videos import Videos
+from veil.media.draft import Draft
 from veil.training.memory import with_smaller_batches
 
 SplitVideos = dict[str, Videos]  # train, val, test
@@ -66,9 +66,8 @@ class ExperimentData:
             except (SafetensorError, KeyError, RuntimeError):
                 path.unlink(missing_ok=True)  # truncated, or of another version: train again
         trained = self._train(self.raw.__getitem__, None)
-        beside = path.with_suffix(f".{os.getpid()}.part")
-        save_file(trained.tensors(), beside)
-        beside.replace(path)
+        with Draft(path, overwrite=True, sync=False) as draft:
+            save_file(trained.tensors(), draft.path)
         return trained
 
     def train_on(self, videos: Anonymize) -> TrainedRecognizer:
