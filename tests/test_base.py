@@ -93,6 +93,15 @@ def test_anonymize(base, tmp_path, method):
     assert result.returncode == 0 and (tmp_path / "out.mp4").stat().st_size, result.stderr
 
 
+def test_urls_of_storages_are_read(base, tmp_path):
+    (tmp_path / "in").mkdir()
+    clips.video(tmp_path / "in" / "a.mp4", [np.zeros((48, 64, 3), np.uint8)] * 4)
+    result = veil(
+        base, "batch", f"local://{tmp_path}/in/*.mp4", "-o", tmp_path / "out", "--method", "blacken"
+    )
+    assert result.returncode == 0 and (tmp_path / "out" / "a.mp4").stat().st_size, result.stderr
+
+
 def test_every_package_of_the_extra_learn_has_its_sentence():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     modules = {"scikit-learn": "sklearn"}
